@@ -73,7 +73,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
             header = json.loads(file.read(size))
             header["__metadata__"] = dict(sorted(metadata.items()))  # they come in an order of chance
             file.seek(8)
-            file.write(json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(size))
+            ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+            assert len(ordered) <= size, "the same in another order is no longer"
+            file.write(ordered.ljust(size))
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

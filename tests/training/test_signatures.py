@@ -352,3 +352,13 @@ def test_the_start_is_judged_and_not_logged_and_in_a_quiet_run_not_warned_of(cap
     assert [fact["name"] for fact in monitor.signatures.facts()] == ["ill_denominator", "sigma_min_tied"]
     assert monitor.latest == {}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_theta_that_was_computed_and_not_trained_is_judged_once() -> None:
+    """κ of both Hessians is as before, as no θ can change it where the covariances are proportional."""
+    data = data_of(tiny())
+    p, h = (Part(x, data.fit.pretrain.y) for x in (rows(), 3 * ref.orthogonal(N, 5) @ rows()))
+    monitor, module = ImmunityMonitor(PairParts(p, h), every=10), module_of(tiny(), data)
+    for _ in range(2):
+        (warning,) = monitor.facts(module)["warnings"]
+        assert (warning["name"], warning["at_end"]) == ("no_immunization_aligned", True)
