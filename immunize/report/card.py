@@ -19,7 +19,7 @@ from immunize.records import diverged_cross_fit
 from immunize.report import loading
 from immunize.report.attacks.one_run import grid_parts, not_tried, verdict_sentence
 from immunize.report.loading import verdict_on, with_infinities
-from immunize.report.naming import RATIOS, data_name, fit_rows, run_title
+from immunize.report.naming import RATIO_NAMES, RATIOS, data_name, fit_rows, run_title
 from immunize.report.one_run import aims_at_kappa, carried_over, each_set, separability_lines, sets_shown
 from immunize.report.provenance import machine_name
 from immunize.report.templates import asset, filled_in
@@ -46,6 +46,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
         raise UserError(f"the run is '{record.get('status')}': a card needs a finished one")
     parts = [part for part in record["metrics"] if part != "validation"]
     again = [] if attack is None else [attack["command"]]
+    kind = "deep" if "metrics_groups" in record else "linear"
     return {
         "card_version": CARD_VERSION,
         "title": run_title(record),
@@ -67,7 +68,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
         "aims_at_kappa": aims_at_kappa(record),
         "separability": carried_over(record, parts),
         "attack": None if attack is None else _attack(attack),
-        "threat_model": threat_model(_kind(record), record["config"]["method"]["_target_"]),
+        "threat_model": threat_model(kind, record["config"]["method"]["_target_"]),
         "provenance": {
             **{name: record[name] for name in ("config_hash", "data_hash")},
             "checkpoint_sha256": None if attack is None else attack["subject"]["checkpoint_sha256"],
@@ -105,17 +106,12 @@ def write_card(folder: Path, out: Path) -> Path:
             loading.check_same_checkpoint(folder, attack)
         card = card_of(record, attack)
         text = card_text(card, attack)
-    write_report(out, {CARD_JSON: json.dumps(card, indent=1, ensure_ascii=False) + "\n", CARD_MD: text})
-    return out / CARD_MD
-
-
-def _kind(record: dict[str, Any]) -> str:
-    return str(record["config"]["model"].get("kind") or "linear")
+    return write_report(out, {CARD_JSON: json.dumps(card, indent=1, ensure_ascii=False) + "\n", CARD_MD: text})
 
 
 def _of_networks(record: dict[str, Any], parts: list[str]) -> dict[str, Any]:
     """What a linear model does not have: the paper's 20 groups of 100 (§5.2), and the network's own accuracy on D_P."""
-    if _kind(record) != "deep":
+    if "metrics_groups" not in record:
         return {}
     deep, groups = record["config"]["deep"], record["metrics_groups"]
     return {
@@ -185,9 +181,6 @@ def _made_with(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_TOLD = {"ratio_harmful": "(i)", "ratio_pretrain": "(ii)", "rir": "RIR"}
-
-
 def front_matter(card: dict[str, Any]) -> str:
     """What hubs of models read of a card: YAML.
 
@@ -202,7 +195,7 @@ def front_matter(card: dict[str, Any]) -> str:
     own = {
         f"{name} by {estimator}, {part}": with_infinities(of)[key]
         for estimator, of in card["ratios"][part].items()
-        for key, name in _TOLD.items()
+        for key, name in RATIO_NAMES.items()
     }
     measures = [("relative-immunization-ratio", own)]
     if "pretrain_accuracy" in card:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,17 +183,14 @@ def norm_ratio_bands(settings: Sequence[Runs]) -> pd.DataFrame:
     _check(runs)
     found = []
     for part in PARTS:
-        for role in TASKS:
-            once = {record["seed"]: record for record in reversed(measured_on(runs.finished, part))}
-            sources: dict[str, Iterable[_Curve]] = {m: runs.of_method(m, part) for m in runs.methods}
-            for extractor, records in {**sources, IDENTITY: once.values()}.items():
-                which = IDENTITY if extractor == IDENTITY else "immunized"
-                curves = [record["curves"]["norm_ratio"][part][role].get(which) for record in records]
-                if drawn := [curve for curve in curves if curve is not None]:
-                    # the curve of a probe that converged to the last bit is shorter: it stays where it ended
-                    steps = max((curve["steps"] for curve in drawn), key=lambda of: of[-1])
-                    values = np.stack([_on_steps(curve, np.array(steps, dtype=np.float64)) for curve in drawn])
-                    found.append(_band((runs.reduced, part, role, extractor, len(drawn)), steps, values))
+        once = {record["seed"]: record for record in reversed(measured_on(runs.finished, part))}
+        for role, extractor, which, records in _each(runs, IDENTITY, once.values(), part):
+            curves = [record["curves"]["norm_ratio"][part][role].get(which) for record in records]
+            if drawn := [curve for curve in curves if curve is not None]:
+                # the curve of a probe that converged to the last bit is shorter: it stays where it ended
+                steps = max((curve["steps"] for curve in drawn), key=lambda of: of[-1])
+                values = np.stack([_on_steps(curve, np.array(steps, dtype=np.float64)) for curve in drawn])
+                found.append(_band((runs.reduced, part, role, extractor, len(drawn)), steps, values))
     return _table(found, NORM_RATIOS)
 
 
@@ -207,19 +204,16 @@ def probe_bands(settings: Sequence[Runs]) -> pd.DataFrame:
     found = []
     for runs in settings:
         _check(runs)
-        sources = {method: runs.of_method(method) for method in runs.methods} | {THETA_0: runs.once_a_seed}
         for optimizer in dict.fromkeys(name for record in runs.finished for name in record["curves"]["probe"]):
-            for role in TASKS:
-                for extractor, records in sources.items():
-                    which = THETA_0 if extractor == THETA_0 else "immunized"
-                    curves = [record["curves"]["probe"][optimizer][role][which] for record in records]
-                    if any(curve["steps"] != curves[0]["steps"] for curve in curves):
-                        told = f"the probes by {optimizer} took different steps"
-                        raise ValueError(f"{runs.model}, {runs.title}: {told}; report them apart")
-                    if curves:
-                        place = (runs.reduced, runs.model, runs.title, optimizer, role, extractor, len(curves))
-                        values = np.array([curve["accuracy"] for curve in curves], dtype=np.float64)
-                        found.append(_band((*place, curves[0]["batches_per_epoch"]), curves[0]["steps"], values))
+            for role, extractor, which, records in _each(runs, THETA_0, runs.once_a_seed):
+                curves = [record["curves"]["probe"][optimizer][role][which] for record in records]
+                if any(curve["steps"] != curves[0]["steps"] for curve in curves):
+                    told = f"the probes by {optimizer} took different steps"
+                    raise ValueError(f"{runs.model}, {runs.title}: {told}; report them apart")
+                if curves:
+                    place = (runs.reduced, runs.model, runs.title, optimizer, role, extractor, len(curves))
+                    values = np.array([curve["accuracy"] for curve in curves], dtype=np.float64)
+                    found.append(_band((*place, curves[0]["batches_per_epoch"]), curves[0]["steps"], values))
     return _table(found, PROBE_ACCURACIES)
 
 
@@ -258,6 +252,13 @@ def _check(runs: Runs) -> None:
     runs.check_finished()
     if not all("curves" in record for record in runs.finished):
         raise ValueError("the records hold no curves; give the folder of the runs themselves")
+
+
+def _each(runs: Runs, before: str, once: Iterable[_Curve], part: str = "fit") -> Iterator[tuple[Any, ...]]:
+    """Task, method or what was there before any, what a record calls its curve, and the records: a band each."""
+    for role in TASKS:
+        for extractor, records in {**{m: runs.of_method(m, part) for m in runs.methods}, before: once}.items():
+            yield role, extractor, before if extractor == before else "immunized", records
 
 
 def _band(place: tuple[Any, ...], steps: Sequence[int], values: Array) -> list[tuple[Any, ...]]:

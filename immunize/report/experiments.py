@@ -16,7 +16,7 @@ from immunize.report.curves import LINES, csv_of, read_bands
 from immunize.report.heatmaps import heatmap, log_means, success_table
 from immunize.report.loading import RESULTS, load_records, sort_key
 from immunize.report.provenance import provenance_rows, settings_table
-from immunize.report.published import Publications, read_published
+from immunize.report.published import read_published
 from immunize.report.results import SCALES, by_setting, linear_tables, network_tables
 from immunize.report.runs import EXPERIMENT_STATUSES, Runs, expected_runs, swept
 from immunize.report.templates import filled_in
@@ -52,11 +52,6 @@ class Request:
         """Those of runs that have an outcome."""
         return load_records(self.folder, EXPERIMENT_STATUSES)
 
-    @property
-    def paper(self) -> Publications:
-        """The paper's numbers."""
-        return read_published(self.published)
-
 
 def report_experiment(request: Request) -> str:
     """Write the report and return what to print.
@@ -73,7 +68,7 @@ def report_experiment(request: Request) -> str:
 
 def _table(request: Request) -> str:
     runs = _runs(request, request.name, keep=request.keep)
-    return _write(request, [runs], linear_tables(runs, request.paper), kept=True)
+    return _write(request, [runs], linear_tables(runs, read_published(request.published)), kept=True)
 
 
 def _curves(request: Request) -> str:
@@ -106,12 +101,12 @@ def _fig2(request: Request) -> str:
                 figures[f"log_rir_{estimator}_{part}{suffix}"] = heatmap(panels, title, sides=sides)
         return figures
 
-    return _write(request, [runs], success_table(runs, _PANELS, request.paper), draw)
+    return _write(request, [runs], success_table(runs, _PANELS, read_published(request.published)), draw)
 
 
 def _table3(request: Request) -> str:
     settings = by_setting(request.records)
-    return _write(request, settings, network_tables(settings, request.paper), kept=True)
+    return _write(request, settings, network_tables(settings, read_published(request.published)), kept=True)
 
 
 def _tradeoff(request: Request) -> str:

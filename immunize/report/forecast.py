@@ -51,10 +51,8 @@ def forecast_figure(record: dict[str, Any], path: Path) -> None:
         path: the PNG to write.
     """
     figure, (axes,) = panels((11, 4.0), 1, 3)
-    _draw_spectra(axes[0], record)
-    _draw_generalized(axes[1], record)
-    _draw_alignment(axes[2], record)
-    for axis in axes:
+    for draw, axis in zip((_draw_spectra, _draw_generalized, _draw_alignment), axes, strict=True):
+        draw(axis, record)
         axis.title.set_fontsize(10)
         frameless(axis, alpha=0.25, linewidth=0.6)
     sentence = "\n".join(textwrap.wrap(record["verdict"]["sentence"], 140))

@@ -71,6 +71,9 @@ RATIO_HEADS = {"ratio_harmful": "(i) ↑", "ratio_pretrain": "(ii) ↓", "rir": 
 RATIOS = tuple(RATIO_HEADS)
 """As records call them."""
 
+RATIO_NAMES = {name: head[:-2] for name, head in RATIO_HEADS.items()}
+"""The heads without their arrows."""
+
 LAMBDAS = ("lambda_well", "lambda_ill")
 """λ_P and λ_H, as records call them."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from immunize.report.naming import RATIOS
+from immunize.report.naming import RATIO_NAMES, RATIOS
 from immunize.report.runs import Runs
 from immunize.report.table import NOTHING, short, summary_of, with_spread
 
@@ -67,7 +67,7 @@ class Publications(list[Published]):
 
     def elsewhere(self, runs: Runs) -> list[str]:
         """What others report on this network and D_H by methods that are not here."""
-        names = {"rir": "RIR", ACCURACY: "D_P accuracy in %", **dict(zip(RATIOS, ("(i)", "(ii)"), strict=False))}
+        names = RATIO_NAMES | {ACCURACY: "D_P accuracy in %"}
         by_source: dict[str, list[str]] = {}
         for p in self:
             if p.pair == network_pair(runs) and p.method not in (THETA_0, *runs.methods):

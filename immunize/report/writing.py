@@ -20,8 +20,8 @@ def write_report(
     *,
     records: Sequence[Mapping[str, Any]] | None = None,
     figures: Mapping[str, Figure] = {},
-) -> None:
-    """Write the files of a report.
+) -> Path:
+    """Write the files of a report, and return the path of the last of its texts, which is the one to read.
 
     Args:
         out: a folder, made if it is not there.
@@ -39,6 +39,7 @@ def write_report(
             write_text(out / name, text)
         for name, figure in figures.items():
             save_figure(figure, out / name)
+        return out / (["", *texts][-1])
     except OSError as error:
         raise UserError(f"{out} cannot be written into ({error.strerror}); choose another folder with out=") from None
 

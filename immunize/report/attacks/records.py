@@ -67,7 +67,12 @@ def load_attacks(folder: Path) -> list[Record]:
     """
     if (folder / RESULTS).is_file():
         return sorted(load_records(folder / RESULTS), key=run_of)
-    records = [_read(path) for path in sorted(folder.rglob(ATTACK_RECORD))]
+    records = []
+    for path in sorted(folder.rglob(ATTACK_RECORD)):
+        try:
+            records.append(collected(read_file(path, "an attack record")))
+        except KeyError as error:
+            raise ValueError(f"{path} is not the attack record of a run: it has no {error}") from None
     if not records:
         raise FileNotFoundError(f"{folder} holds no {ATTACK_RECORD}: attack its runs first, python -m immunize.attack")
     check_versions(records, folder)
@@ -108,13 +113,6 @@ def collected(record: Record) -> Record:
 def _alone(found: Record) -> Record:
     horizon = {"horizon": found["horizon"]} if "horizon" in found else {}
     return {"tier": found["tier"], "score": (found.get("score") or {}).get("values", []), **horizon}  # skipped: none
-
-
-def _read(path: Path) -> Record:
-    try:
-        return collected(read_file(path, "an attack record"))
-    except KeyError as error:
-        raise ValueError(f"{path} is not the attack record of a run: it has no {error}") from None
 
 
 def run_of(record: Record) -> Run:

@@ -10,7 +10,6 @@ import hashlib
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from matplotlib.figure import Figure
 
 from immunize.report.table import Table
 from immunize.report.templates import asset, filled_in
-from immunize.report.writing import write_report
 
 REPORT = "report.html"
 _MOST_NUMBERS = 400
@@ -76,16 +74,6 @@ def page(name: str, *functions: Callable[..., Any], **values: Any) -> str:
     allowed = f"style-src {_hash(style)}; script-src {_hash(script)}"
     code = {"style": Markup(style), "script": Markup(script), "allowed": allowed}
     return filled_in(name, *functions, replace, picture=Picture, **code, **values)
-
-
-def write_page(text: str, out: Path) -> Path:
-    """Write the document whole or not at all into a folder, and return its path.
-
-    Raises:
-        UserError: it cannot be written there.
-    """
-    write_report(out, {REPORT: text})
-    return out / REPORT
 
 
 def _hash(text: str) -> str:

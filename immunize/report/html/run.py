@@ -17,12 +17,13 @@ from immunize.report.attacks.one_run import grid_parts, interval_text, verdict_s
 from immunize.report.attacks.page import best_figure
 from immunize.report.attacks.records import Attacks, collected
 from immunize.report.curves import draw_norm_ratio, panels, probe_bands, probe_figure
-from immunize.report.html.page import page, write_page
+from immunize.report.html.page import REPORT, page
 from immunize.report.loading import METRICS, judged, measured
 from immunize.report.naming import data_name, part_words, run_title
 from immunize.report.one_run import aims_at_kappa, each_set, sets_shown, warning_lines
 from immunize.report.provenance import provenance_rows
 from immunize.report.runs import Runs, experiment_of
+from immunize.report.writing import write_report
 
 _NOT_ENDED = "An attack on this run was begun and has not ended; the same command goes on where it stopped."
 _NOT_OF_ONE_RUN = ("runs", "methods", "seeds")
@@ -54,7 +55,7 @@ def write_run_page(folder: Path, out: Path) -> Path:
                 text = run_page(record, attack, log, _NOT_ENDED if begun else None)
         except UserError as error:  # also of a run that was done again; what the record lacks is lacking again
             text = run_page(record, None, log, f"{error}.".removeprefix(f"{folder}/"))
-        return write_page(text, out)
+        return write_report(out, {REPORT: text})
 
 
 def run_page(

@@ -6,7 +6,7 @@ All of it from one frame: a row a run, and place that it was measured at (part, 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from immunize.errors import UserError
 from immunize.report.curves import panels, style_of
 from immunize.report.heatmaps import heatmap
-from immunize.report.html.page import page, write_page
+from immunize.report.html.page import REPORT, page
 from immunize.report.loading import count_missing, lacking_is_told, load_records, measured, verdict_on
 from immunize.report.naming import PARTS, RATIO_HEADS, RATIOS, in_order, pair_label, part_words
 from immunize.report.provenance import provenance_rows, settings_table, validity_notes
@@ -26,6 +26,7 @@ from immunize.report.runs import Runs, count_text, experiment_of, held_text, mea
 from immunize.report.summary import named_groups
 from immunize.report.table import Table, short, summary_of, summary_text, under
 from immunize.report.tradeoff import draw_fronts, with_front
+from immunize.report.writing import write_report
 
 _ORDER = ("fit", "held_out", "validation")
 MAP_FROM = 3
@@ -50,7 +51,8 @@ def write_sweep_page(folder: Path, out: Path) -> Path:
             raise UserError(
                 f"{error}; a folder of runs that have ended is needed, html run=<folder> is for one"
             ) from None
-        return write_page(sweep_page(records, folder.resolve().name, count_missing(folder, records)), out)
+        text = sweep_page(records, folder.resolve().name, count_missing(folder, records))
+        return write_report(out, {REPORT: text})
 
 
 def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
@@ -77,7 +79,6 @@ def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
         title=f"Sweep {name}",
         reduced=runs.reduced,
         runs=runs,
-        counts=Counter(record["status"] for record in records),
         missing=missing,
         names=", ".join(one for one in names if one != "none"),
         judged=_verdicts(numbers, settings) if views else None,
