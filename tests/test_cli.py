@@ -206,7 +206,7 @@ def test_a_process_that_was_killed_is_one_line(capsys: pytest.CaptureFixture[str
 def test_a_pipe_that_nobody_reads_any_more_is_no_error(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)  # as `| head` does once it has enough
-    command = [sys.executable, "-m", "immunize.train", "--help"]
+    command = [sys.executable, "-u", "-m", "immunize.train", "--help"]  # -u: the command meets it, not Python's end
     with open(writer, "w") as stdout:
         done = subprocess.run(
             command, cwd=tmp_path, env=ENVIRONMENT, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
