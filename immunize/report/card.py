@@ -106,7 +106,8 @@ def write_card(folder: Path, out: Path) -> Path:
             loading.check_same_checkpoint(folder, attack)
         card = card_of(record, attack)
         text = card_text(card, attack)
-    return write_report(out, {CARD_JSON: json.dumps(card, indent=1, ensure_ascii=False) + "\n", CARD_MD: text})
+    write_report(out, {CARD_JSON: json.dumps(card, indent=1, ensure_ascii=False) + "\n", CARD_MD: text})
+    return out / CARD_MD
 
 
 def _of_networks(record: dict[str, Any], parts: list[str]) -> dict[str, Any]:

@@ -162,6 +162,9 @@ def _numbers(of: dict[str, Any]) -> dict[str, Any]:
     return {**ratios, "definition_3_1": {part: {v: judged[part][v] for v in "abc"} for part in parts}}
 
 
+ABOUT = "what a ridge probe can learn (correlation on rows that it was not fitted on, 0 to 1, the best of three ρ)"
+
+
 def carried_over(record: dict[str, Any], parts: Iterable[str]) -> dict[str, Any]:
     """The best cross-fitted correlation over ρ, before immunizing and after.
 
@@ -192,4 +195,10 @@ def separability_lines(found: dict[str, Any]) -> list[str]:
     Args:
         found: from :func:`carried_over`. A task of one label, with nothing to tell apart, has 0 and no line.
     """
-    return filled_in("separability.txt", found=found).splitlines()
+    lines = []
+    for part, roles in found.items():
+        told = {role: of for role, of in roles.items() if of["before"] or of["after"]}
+        if told:
+            words = ", ".join(f"{role} {of['before']:.3f} → {of['after']:.3f}" for role, of in told.items())
+            lines.append(f"{part_words(part)}: {words}")
+    return [f"{ABOUT}, θ_0 → θ:", *lines] if lines else []

@@ -20,8 +20,8 @@ def write_report(
     *,
     records: Sequence[Mapping[str, Any]] | None = None,
     figures: Mapping[str, Figure] = {},
-) -> Path:
-    """Write the files of a report, and return the path of the last of its texts, which is the one to read.
+) -> None:
+    """Write the files of a report.
 
     Args:
         out: a folder, made if it is not there.
@@ -39,7 +39,6 @@ def write_report(
             write_text(out / name, text)
         for name, figure in figures.items():
             save_figure(figure, out / name)
-        return out / (["", *texts][-1])
     except OSError as error:
         raise UserError(f"{out} cannot be written into ({error.strerror}); choose another folder with out=") from None
 

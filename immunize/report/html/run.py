@@ -23,6 +23,7 @@ from immunize.report.naming import data_name, part_words, run_title
 from immunize.report.one_run import aims_at_kappa, each_set, sets_shown, warning_lines
 from immunize.report.provenance import provenance_rows
 from immunize.report.runs import Runs, experiment_of
+from immunize.report.table import Table
 from immunize.report.writing import write_report
 
 _NOT_ENDED = "An attack on this run was begun and has not ended; the same command goes on where it stopped."
@@ -55,7 +56,8 @@ def write_run_page(folder: Path, out: Path) -> Path:
                 text = run_page(record, attack, log, _NOT_ENDED if begun else None)
         except UserError as error:  # also of a run that was done again; what the record lacks is lacking again
             text = run_page(record, None, log, f"{error}.".removeprefix(f"{folder}/"))
-        return write_report(out, {REPORT: text})
+    write_report(out, {REPORT: text})
+    return out / REPORT
 
 
 def run_page(
@@ -78,12 +80,13 @@ def run_page(
     of_one = Runs((record,), *experiment_of(record), ())
     grid: dict[str, Any] = {}
     if attack is not None:
+        told = {task: f"{of['kind']} task, {of['about']}" for task, of in attack["tasks"].items()}
+        sentences = [f"{of}: {verdict_sentence(attack, task)}" for task, of in told.items()]
         attacks = Attacks.of([collected(attack)])
-        grid = grid_parts(attack) | {"attacks_of": attacks, "best": best_figure(attacks)}
+        grid = grid_parts(attack) | {"sentences": sentences, "best": best_figure(attacks), "kept": _kept(attacks)}
     return page(
         "run.html",
         *(aims_at_kappa, data_name, diverged_cross_fit, judged, measured, warning_lines),
-        *(interval_text, verdict_sentence),
         title=run_title(record),
         reduced=of_one.reduced,
         record=record,
@@ -117,6 +120,17 @@ def read_log(folder: Path) -> pd.DataFrame | None:
     if "step" not in log:
         raise UserError(f"{path} is not the log of a training: it has no column 'step'")
     return log.replace([math.inf, -math.inf], math.nan)
+
+
+def _kept(attacks: Attacks) -> Table:
+    """Retention by tier of the one run that was attacked, a row a task."""
+    (record,), (group,) = attacks.records, attacks.groups
+    rows = [
+        [f"`{task}`", "near 0" if record["tasks"][task]["kind"] == "harmful" else "near 1"]
+        + [interval_text(found["immunized"].get(tier, {}).get("retention")) for tier in group.tiers]
+        for task, found in record["results"].items()
+    ]
+    return Table(attacks.mark("Retention by tier"), ("task", "wanted", *group.tiers), rows)
 
 
 def _training(log: pd.DataFrame | None) -> Figure | None:

@@ -6,7 +6,6 @@ All of it from one frame: a row a run, and place that it was measured at (part, 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,8 @@ def write_sweep_page(folder: Path, out: Path) -> Path:
                 f"{error}; a folder of runs that have ended is needed, html run=<folder> is for one"
             ) from None
         text = sweep_page(records, folder.resolve().name, count_missing(folder, records))
-        return write_report(out, {REPORT: text})
+    write_report(out, {REPORT: text})
+    return out / REPORT
 
 
 def sweep_page(records: Sequence[Record], name: str, missing: int = 0) -> str:
@@ -103,9 +103,9 @@ def settings_of(records: Sequence[Record]) -> dict[str, list[Record]]:
         _, values, (first, *_) = of
         return first["model"], methods.index(first["method"]), values
 
-    found: dict[str, list[Record]] = defaultdict(list)
+    found: dict[str, list[Record]] = {}
     for name, _, runs in sorted(named_groups(records), key=place):
-        found[name] += runs
+        found.setdefault(name, []).extend(runs)
     return found
 
 
