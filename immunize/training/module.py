@@ -74,6 +74,7 @@ class ImmunizationModule(LightningModule):
         self.log_every, self.lr_decay, self.max_steps = log_every, lr_decay, max_steps
         self.last_finite: dict[str, Tensor] = {}
         self._latest: Step | None = None
+        self._logged_at = -1
 
     @abstractmethod
     def step_of(self, batch: Batch) -> Step:
@@ -141,7 +142,8 @@ class ImmunizationModule(LightningModule):
             broken = [(name, term.item()) for name, term in terms.items() if not bool(torch.isfinite(term))]
             raise DivergedError(self.global_step, *(broken or [("loss", loss.item())])[0])
         self.keep(self.last_finite)
-        if self.global_step % self.log_every == 0 and begins_step(self.trainer, batch_idx):
+        if self.global_step % self.log_every == 0 and self.global_step != self._logged_at:
+            self._logged_at = self.global_step  # by the first batch, where a step has several
             named = {f"term/{name}": term for name, term in terms.items()} | self.objective.watched
             self.log_now({"loss": loss.item(), **{name: value.item() for name, value in named.items()}})
         return loss
