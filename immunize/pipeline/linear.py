@@ -23,6 +23,7 @@ from immunize.data.pair import PairedData
 from immunize.errors import CheckpointError, UserError
 from immunize.evaluation import evaluate_part, part_numbers
 from immunize.features import LinearExtractor
+from immunize.memoize import give_back_memory
 from immunize.objective import Objective, new_head
 from immunize.pipeline.fit import HEAD_STREAM, Fit, Telling, Training, facts_of, train
 from immunize.records import diverged_cross_fit
@@ -115,6 +116,7 @@ class LinearModel:
         if basis is not None:
             del seen, module, monitor, callbacks, trainer  # Lightning's cycles hold the rows' coordinates
             gc.collect()
+            give_back_memory()
             fit.theta, fit.head = lift_map(fit.theta, basis), basis @ fit.head
         return fit
 

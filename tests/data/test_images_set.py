@@ -163,6 +163,13 @@ def test_whole_file_is_readable_and_cut_off_file_is_not(tmp_path: Path, ending: 
         open_rgb(str(path))
 
 
+def test_absurdly_large_file_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_image(tmp_path / "image.png", (1, 2, 3))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(UNREADABLE, match="exceeds limit of 20 pixels"):
+        open_rgb(str(tmp_path / "image.png"))
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff\xd8\xff", b"<html>404</html>" * 20, bytes(1000)])
 def test_file_that_is_no_image_is_not_readable_but_one_with_bytes_after_its_end(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "image.jpg"
