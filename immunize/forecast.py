@@ -20,7 +20,7 @@ from immunize.cli import command, tell
 from immunize.config import resolved
 from immunize.effects import asked_for, idle_data, refuse_idle, told
 from immunize.errors import DataError, UserError
-from immunize.instantiate import build
+from immunize.instantiate import build_source
 from immunize.records import begun, peak_memory_mib, plain, provenance, without, write_record
 from immunize.schemas import ForecastConfig
 from immunize.settings import RHO, SEED, THREADS, Rule, check, check_folder
@@ -72,7 +72,7 @@ def run(
     settings = resolved(cfg)
     idle = idle_data(settings, "rows")
     refuse_idle(given, idle)
-    sources = build(cfg.pretrain), build(cfg.harmful)
+    sources = build_source(cfg, "pretrain"), build_source(cfg, "harmful")
     for source in sources:
         source.require()  # missing files are reported before the heavy imports below, which take seconds
     check_folder(folder)

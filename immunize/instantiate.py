@@ -59,6 +59,20 @@ def build(node: Mapping[str, Any], *, leave_out: Collection[str] = (), nulls: bo
         raise UserError(f"{target}: {cause}" if cause else str(error)) from error
 
 
+def build_source(cfg: DictConfig, role: str) -> SourceBase:
+    """The source of D_P or of D_H ("pretrain" or "harmful").
+
+    Raises:
+        UserError: its `_target_` makes none.
+    """
+    from immunize.data.splits import SourceBase  # here, so that `--help` needs no NumPy
+
+    source = build(cfg[role])
+    if not isinstance(source, SourceBase):
+        raise UserError(f"{role}._target_ has to make a SourceBase, it makes a {type(source).__name__}")
+    return source
+
+
 def sources_of(cfg: DictConfig) -> tuple[SourceBase, SourceBase]:
     """The sources of D_P and D_H, with their files found.
 
@@ -68,7 +82,7 @@ def sources_of(cfg: DictConfig) -> tuple[SourceBase, SourceBase]:
     Raises:
         UserError: a loss of a linear model that does not suit the tasks, or a file that is not there.
     """
-    sources: tuple[SourceBase, SourceBase] = build(cfg.pretrain), build(cfg.harmful)
+    sources = build_source(cfg, "pretrain"), build_source(cfg, "harmful")
     for source in sources:
         if not is_deep(cfg):  # a network has one loss for all tasks
             _check_loss(cfg.objective.loss, source)

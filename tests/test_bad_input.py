@@ -94,6 +94,7 @@ STOPPING = "objective.early_stopping=true objective.epochs=4 objective.check_eve
         ("method=censor", ["another for a linear model", "erase"]),
         ("harmful=digits model=resnet_small model.image_size=-3", ["model.image_size has to be 1 or more, or null"]),
         ("objective.optimizer._target_=torch.optim.Adamm", ["torch.optim.Adamm"]),
+        ("harmful._target_=collections.OrderedDict", ["harmful._target_", "a SourceBase, it makes a OrderedDict"]),
         ("method._target_=collections.Counter", ["method._target_ has to make an Objective, it makes a Counter"]),
         ("objective.optimizer.betas=[2,3]", ["objective.optimizer", "beta"]),
         ("+objective.optimizer.lr=1", ["lr cannot be set here"]),
