@@ -22,12 +22,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from PIL import Image as Pillow
+from PIL.Image import Image
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -140,8 +139,6 @@ class ArrayImages:
 
     def open(self, row: int) -> Image:
         """One image, mode RGB."""
-        from PIL import Image as Pillow  # here, as below: 7 MB that a run of rows does not need
-
         return Pillow.fromarray(self.pixels[row]).convert("RGB")
 
     def name_of(self, row: int) -> str:
@@ -232,8 +229,8 @@ def _stat(path: str) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
-"""What is raised for files that are missing, cut off, corrupt, of no known format, or absurdly large."""
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Pillow.DecompressionBombError)
+"""What Pillow raises for files that are missing, cut off, corrupt, of no known format, or absurdly large."""
 
 JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xae\x42\x60\x82"
@@ -253,14 +250,9 @@ def open_rgb(path: str) -> Image:
     Raises:
         OSError, ValueError, ...: one of `UNREADABLE`.
     """
-    from PIL import Image as Pillow
-
-    try:
-        with Pillow.open(path) as image:
-            image.load()  # Pillow decodes lazily; a file that is cut off is to fail here
-            return to_rgb(image)
-    except Pillow.DecompressionBombError as error:
-        raise ValueError(str(error)) from error
+    with Pillow.open(path) as image:
+        image.load()  # Pillow decodes lazily; a file that is cut off is to fail here
+        return to_rgb(image)
 
 
 def to_rgb(image: Image) -> Image:
@@ -273,8 +265,6 @@ def to_rgb(image: Image) -> Image:
         the same size, mode RGB.
     """
     if image.mode in SIXTEEN_BIT:
-        from PIL import Image as Pillow
-
         gray = np.asarray(image).astype(np.int64) >> 8
         return Pillow.fromarray(gray.clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
