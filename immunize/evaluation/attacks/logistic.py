@@ -192,14 +192,14 @@ class _Two:
 
     def sums(self, several: Sequence[Array], residuals: Sequence[_Residual]) -> list[Array]:
         """For each W the sum over rows of √2·x times what its residual makes of their margins, over N."""
-        columns, last = (np.array(of) for of in zip(*map(self._column, several), strict=True))
-        totals, sums = np.zeros_like(columns), np.zeros_like(last)
+        columns = [self._column(weights) for weights in several]
+        totals, sums = np.zeros((len(columns), self.x.shape[1])), np.zeros(len(columns))
         for block in self.blocks:
             x = self.x[block]
-            margins = columns @ x.T + last[:, None]
-            shares = np.array([residual(of, block) for of, residual in zip(margins, residuals, strict=True)])
-            totals += shares @ x
-            sums += shares.sum(1)
+            for at, (v, last) in enumerate(columns):
+                share = residuals[at](x @ v + last, block)
+                totals[at] += share @ x
+                sums[at] += share.sum()
         whole = np.column_stack([totals, sums]) * (math.sqrt(2) / len(self.x))
         return [found[: len(weights), None] for found, weights in zip(whole, several, strict=True)]
 
