@@ -65,10 +65,8 @@ def build_source(cfg: DictConfig, role: str) -> SourceBase:
     Raises:
         UserError: its `_target_` makes none.
     """
-    from immunize.data.splits import SourceBase  # here, so that `--help` needs no NumPy
-
-    source = build(cfg[role])
-    if not isinstance(source, SourceBase):
+    source: SourceBase = build(cfg[role])
+    if not all(hasattr(source, name) for name in ("name", "role", "task", "require", "load")):
         raise UserError(f"{role}._target_ has to make a SourceBase, it makes a {type(source).__name__}")
     return source
 
