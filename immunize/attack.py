@@ -21,7 +21,7 @@ from immunize.config import config_hash, data_folder, is_deep, resolved, setting
 from immunize.effects import Idle, asked_for, idle_in_attack, refuse_idle, told
 from immunize.errors import CheckpointError, UserError
 from immunize.files import read_object
-from immunize.instantiate import NOT_ARGUMENTS, build
+from immunize.instantiate import NOT_ARGUMENTS, build, build_source
 from immunize.records import (
     ATTACK_CELLS,
     ATTACK_RECORD,
@@ -255,7 +255,7 @@ def assemble(cfg: DictConfig) -> Grid:
         own = {
             "new_theta_0": partial(build, model, leave_out=NOT_ARGUMENTS, seed=nodes.seed if record else 0),
             "benign": {
-                str(name): partial(build, {**node, **(root if "data_root" in node else {})})
+                str(name): partial(build_source, {**node, **(root if "data_root" in node else {})}, f"benign.{name}")
                 for name, node in cfg.benign.items()
             },
             "images": cfg.images,

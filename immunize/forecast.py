@@ -72,7 +72,7 @@ def run(
     settings = resolved(cfg)
     idle = idle_data(settings, "rows")
     refuse_idle(given, idle)
-    sources = build_source(cfg, "pretrain"), build_source(cfg, "harmful")
+    sources = build_source(cfg.pretrain, "pretrain"), build_source(cfg.harmful, "harmful")
     for source in sources:
         source.require()  # missing files are reported before the heavy imports below, which take seconds
     check_folder(folder)

@@ -59,15 +59,15 @@ def build(node: Mapping[str, Any], *, leave_out: Collection[str] = (), nulls: bo
         raise UserError(f"{target}: {cause}" if cause else str(error)) from error
 
 
-def build_source(cfg: DictConfig, role: str) -> SourceBase:
-    """The source of D_P or of D_H ("pretrain" or "harmful").
+def build_source(node: Mapping[str, Any], setting: str) -> SourceBase:
+    """A source of data; `setting` is where the configuration has it.
 
     Raises:
         UserError: its `_target_` makes none.
     """
-    source: SourceBase = build(cfg[role])
+    source: SourceBase = build(node)
     if not all(hasattr(source, name) for name in ("name", "role", "task", "require", "load")):
-        raise UserError(f"{role}._target_ has to make a SourceBase, it makes a {type(source).__name__}")
+        raise UserError(f"{setting}._target_ has to make a SourceBase, it makes a {type(source).__name__}")
     return source
 
 
@@ -80,7 +80,7 @@ def sources_of(cfg: DictConfig) -> tuple[SourceBase, SourceBase]:
     Raises:
         UserError: a loss of a linear model that does not suit the tasks, or a file that is not there.
     """
-    sources = build_source(cfg, "pretrain"), build_source(cfg, "harmful")
+    sources = build_source(cfg.pretrain, "pretrain"), build_source(cfg.harmful, "harmful")
     for source in sources:
         if not is_deep(cfg):  # a network has one loss for all tasks
             _check_loss(cfg.objective.loss, source)

@@ -18,7 +18,7 @@ from immunize.cli import command, sigint_restored, teller
 from immunize.config import config_hash, is_deep, resolved
 from immunize.effects import asked_for, idle_data, idle_in_pretraining, refuse_idle, told
 from immunize.errors import DivergedError, UserError
-from immunize.instantiate import NOT_ARGUMENTS, build
+from immunize.instantiate import NOT_ARGUMENTS, build, build_source
 from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, begun, peak_memory_mib, provenance, write_record
 from immunize.schemas import PretrainConfig
@@ -74,7 +74,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     cfg = _checked(cfg)
     from immunize.data.images.source import as_image_source
 
-    source = as_image_source(build(cfg.pretrain))
+    source = as_image_source(build_source(cfg.pretrain, "pretrain"))
     source.require()
     whole = resolved(cfg)
     hashed = config_hash(whole)

@@ -157,6 +157,7 @@ def test_it_does_not_train_on_the_images_that_a_run_is_judged_by(
         ("validation_fraction=0.001", "into 601 and 1"),
         ("workers=-1", "workers"),
         ("pretrain=housing", "no images"),
+        ("pretrain._target_=collections.OrderedDict", "pretrain._target_ has to make a SourceBase"),
         ("trainer.devices=2", "one process"),
     ],
 )

@@ -31,7 +31,6 @@ from immunize.spectrum import (
     closed_form,
     compress_rows,
     condition_number,
-    generalized_spectrum,
     immunization_ratio,
     spectrum_of,
     spectrum_of_map,
@@ -262,10 +261,6 @@ def forecast(
     grams = [x.T @ x for x in fit]
     aligned = align(grams[0], grams[1], min(TOP_K, len(grams[0])) if top_k is None else top_k)
     in_sample = closed_form(*fit, budget=budget, shrinkage=shrinkage, seed=seed, rho=rho)
-    rho_pretrain, rho_harmful = in_sample.shrinkage
-    generalized = generalized_spectrum(
-        grams[0], grams[1], n_samples=(len(fit[0]), len(fit[1])), shrinkage=(rho_pretrain, rho_harmful)
-    )
     fitted, unseen = held_out
     again = in_sample if fitted is fit else closed_form(*fitted, budget=budget, shrinkage=shrinkage, seed=seed, rho=rho)
     facts = [describe_rows(x, rho=rho) for x in fit]
@@ -279,7 +274,7 @@ def forecast(
         for one, source, rows in ((in_sample, fit, fit), (again, fitted, unseen))
     ]
     identical = fit[0].shape == fit[1].shape and torch.equal(*fit)
-    return Forecast(facts[0], facts[1], aligned, generalized, budget, maps[0], maps[1], identical)
+    return Forecast(facts[0], facts[1], aligned, in_sample.spectrum, budget, maps[0], maps[1], identical)
 
 
 def _smallest_gap(values: Tensor, top_k: int) -> float:

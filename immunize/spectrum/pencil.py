@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from immunize.memoize import memoize
 from immunize.spectrum.condition import Spectrum, check_gram, condition_number, default_tolerance
 
 ALIGNED = 1e-6
@@ -104,7 +103,6 @@ class GeneralizedSpectrum:
         return t.clamp(0, 1)
 
 
-@memoize(1)  # a forecast's, of which the closed form on the same rows is made
 def generalized_spectrum(
     gram_pretrain: Tensor,
     gram_harmful: Tensor,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -226,10 +226,12 @@ class ClosedForm(Immunizer):
     """An :class:`~immunize.spectrum.Immunizer` and how its hyper-parameters were chosen.
 
     Attributes:
+        spectrum: of all rows, by which the map was computed.
         shrinkage_choice: how ρ was chosen.
         budget_choice: how B was chosen; None where it was given.
     """
 
+    spectrum: GeneralizedSpectrum = field(kw_only=True)
     shrinkage_choice: ShrinkageChoice | None = None
     budget_choice: BudgetChoice | None = None
 
@@ -296,7 +298,7 @@ def closed_form(
     best = frontier(spectrum, budget)
     if spent is not None:
         best = replace(best, notes=(*best.notes, spent.reason))
-    return ClosedForm(**vars(best), shrinkage_choice=chosen, budget_choice=spent)
+    return ClosedForm(**vars(best), spectrum=spectrum, shrinkage_choice=chosen, budget_choice=spent)
 
 
 def choose_shrinkage(
