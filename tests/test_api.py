@@ -28,7 +28,7 @@ from immunize.errors import UserError
 from immunize.evaluation.separability import separability
 from immunize.features import DeepExtractor
 from immunize.features.extract import SHARE, Once
-from immunize.features.loaders import TrainedOn, set_aside
+from immunize.features.loaders import Batches, TrainedOn, features_of, set_aside
 from immunize.objective.ours import Ours
 
 D, CLASSES = 12, 3
@@ -425,7 +425,7 @@ def test_wrong_settings_are_explained(network: Network, options: dict[str, Any],
     ("changed", "says"),
     [
         ({"pretrain": []}, "no batch"),
-        ({"harmful": loader(2, n=161)}, "a batch of one row"),
+        ({"harmful": loader(2, batch_size=1)}, "every batch of harmful_loader has one row"),
         ({"harmful": iter(loader(2))}, "harmful_loader is over after one pass"),
         ({"pretrain": loader(1, classes=5)}, "labels up to 4"),
         ({"head": nn.Linear(7, CLASSES)}, r"the head needs \(N, 7\)"),
@@ -446,6 +446,17 @@ def test_wrong_loaders_are_explained(network: Network, changed: dict[str, Any], 
     given = {"backbone": network[0], "head": network[1], "pretrain": loader(1), "harmful": loader(2)} | changed
     with pytest.raises(UserError, match=says):
         immunize.immunize(*given.values(), trainable=["last"])
+
+
+@pytest.mark.parametrize("method", ["ours", "erase"])
+def test_a_last_batch_of_one_row_is_measured_and_not_trained_on(network: Network, method: str) -> None:
+    given = loaders(n=161)
+    assert [len(y) for _, y in Batches(given[1])] == [40] * 4
+    assert len(features_of([network[0]], given[1], "harmful")[1]) == 161
+    steps: dict[str, Any] = {"steps": 12} if method == "ours" else {}
+    found = immunize.immunize(*network, *given, method=method, trainable=["last"], **steps)
+    assert found.steps == steps.get("steps", 0)
+    assert math.isfinite(found.ratios["spectrum"].ratio.rir)
 
 
 def test_data_that_cannot_be_told_apart_or_judged_are_refused(network: Network) -> None:

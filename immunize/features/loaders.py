@@ -31,14 +31,18 @@ NO_BATCH = "{}_loader gave no batch; it has to start again each time it is itera
 
 
 class Batches:
-    """What a loader gives, a list too, which Lightning would take for several loaders; labels as int64."""
+    """What a loader gives, a list too, which Lightning would take for several loaders; labels as int64.
+
+    A batch of one row, as the last one may be, has no spectrum: it is passed over.
+    """
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
 
     def __iter__(self) -> Iterator[Any]:
         for x, y in self.loader:
-            yield x, y.long()
+            if len(y) > 1:
+                yield x, y.long()
 
 
 class TrainedOn(Batches):
@@ -127,8 +131,8 @@ def features_of(backbones: Sequence[nn.Module], loader: Loader, role: str) -> tu
                 rows.append(features.float() if features.dtype == torch.bfloat16 else features)  # NumPy has none
             labels.append(y.cpu() if y.is_floating_point() else y.cpu().long())
             hashes.append(_hashes(x) if role == "pretrain" else torch.zeros(len(y), dtype=torch.int64))
-    if min(len(of_batch) for of_batch in labels) < 2:
-        raise UserError("a loader gives a batch of one row, which has no spectrum; drop_last=True leaves it out")
+    if max(map(len, labels)) < 2:
+        raise UserError(f"every batch of {role}_loader has one row, which has no spectrum; give larger batches")
     return [torch.cat(rows) for rows in found], torch.cat(labels), torch.cat(hashes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from immunize.evaluation.feature_probe import DEFAULT_STEPS, MILESTONES, _shuffled, _thinned, probe
-from immunize.evaluation.products import packed, products
+from immunize.evaluation.products import _by_onednn, packed, products
 from tests import reference as ref
 
 CLASSES = 4
@@ -134,17 +135,27 @@ def test_mistakes_are_told(change: dict[str, object], message: str) -> None:
 # Products by oneDNN are those of PyTorch up to rounding; what oneDNN cannot multiply, to the last bit.
 
 
+@pytest.fixture(params=["AuthenticAMD", "GenuineIntel"])
+def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Of the processor: on Intel's PyTorch multiplies."""
+    monkeypatch.setattr("immunize.evaluation.products._cpuinfo", lambda: f"vendor_id : {request.param}")
+    _by_onednn.cache_clear()
+    yield request.param
+    _by_onednn.cache_clear()
+
+
 EPS = torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("shape", [(300, 64, 2), (40, 130, 50), (1, 7, 3)])
 @pytest.mark.parametrize("turned", [False, True])
-def test_single_precision_differs_by_rounding_alone(shape: tuple[int, int, int], turned: bool) -> None:
+def test_single_precision_differs_by_rounding_alone(maker: str, shape: tuple[int, int, int], turned: bool) -> None:
     n, d, outputs = shape
     x, weight, bias = (ref.gaussian(*size, seed=0).float() for size in ((n, d), (outputs, d), (outputs,)))
     given = x.T.contiguous().T if turned else x
     exact = x.double() @ weight.double().T + bias.double()
     largest = (x.double().abs() @ weight.double().abs().T).max() + bias.abs().max()
+    assert packed(x).is_mkldnn == (maker == "AuthenticAMD")
     for rows in (given, packed(x), packed(packed(x))):
         found = products(rows, weight, bias)
         assert found.dtype == torch.float32
@@ -152,6 +163,7 @@ def test_single_precision_differs_by_rounding_alone(shape: tuple[int, int, int],
         assert (found.double() - exact).abs().max() <= d * EPS * largest
 
 
+@pytest.mark.usefixtures("maker")
 def test_the_gradient_is_that_of_the_product_and_double_precision_stays_as_it_is() -> None:
     x, weight = ref.gaussian(30, 8, seed=1), ref.gaussian(5, 8, seed=2)
     single = ref.gradient(lambda w: products(x.float(), w).square().sum(), weight.float())
