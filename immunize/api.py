@@ -358,6 +358,8 @@ def _check_kinds(backbone: Any, head: Any, method: Any, options: Any) -> None:
     for name, (value, kind, words) in kinds.items():
         if not isinstance(value, kind):
             raise UserError(f"{name} has to be {words}, it is {type(value).__name__}")
+    if (dtype := head.weight.dtype) in (torch.bfloat16, torch.float16):
+        log.warning("features of %s have three digits, of which κ is made: give backbone and head as .float()", dtype)
 
 
 def _check_settings(needed: dict[str, Any], optional: Mapping[str, Any]) -> None:

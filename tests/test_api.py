@@ -130,10 +130,11 @@ def test_too_few_images_to_set_some_aside_or_to_train_on(network: Network, caplo
         immunize.immunize(*network, [(X[aside], Y[aside])], loader(2), trainable=["last"], steps=2)
 
 
-def test_bfloat16_is_measured(network: Network) -> None:
+def test_bfloat16_is_measured(network: Network, caplog: pytest.LogCaptureFixture) -> None:
     half = (part.bfloat16() for part in network)
     found = immunize.immunize(*half, [(X.bfloat16(), Y)], [(X.flip(1).bfloat16(), Y)], trainable=["last"], steps=2)
     assert math.isfinite(found.ratios["ridge"].ratio.rir)
+    assert "torch.bfloat16 have three digits" in caplog.text
     assert found.backbone.last.weight.dtype == torch.bfloat16  # type: ignore[union-attr]
     with pytest.raises(UserError, match="float16 is too narrow to train in"):
         immunize.immunize(
