@@ -20,6 +20,9 @@ from immunize.errors import DataError, some
 NAMED = 10
 """Constant columns that a message names."""
 
+LARGEST = 1e150
+"""Numbers from here on, and below its inverse, have squares that overflow, or vanish."""
+
 
 def check_part(part: Part, what: str) -> None:
     """Check one part of one data set.
@@ -29,8 +32,8 @@ def check_part(part: Part, what: str) -> None:
         what: its name in messages, such as "mnist (harmful, fit)".
 
     Raises:
-        DataError: for wrong shapes or another dtype, N of 0 or 1, NaN or Inf, a matrix of zeros, or rows that are
-            all the same.
+        DataError: for wrong shapes or another dtype, N of 0 or 1, NaN or Inf, a matrix of zeros or of numbers whose
+            squares are none, or rows that are all the same.
     """
     if part.x.ndim != 2 or part.y.shape != part.x.shape[:1]:
         raise DataError(
@@ -54,8 +57,10 @@ def check_part(part: Part, what: str) -> None:
     if not bool(torch.isfinite(part.y).all()):
         count = int((~torch.isfinite(part.y)).sum())
         raise DataError(f"{what}: {count} targets are NaN or Inf; drop those rows or repair the file")
-    if not bool(part.x.any()):
+    if not (size := float(torch.linalg.vector_norm(part.x, math.inf))):
         raise DataError(f"{what}: the features are a matrix of zeros, which has no condition number; check the file")
+    if not 1 / LARGEST < size < LARGEST:
+        raise DataError(f"{what}: features of a size of {size:.0e}, whose squares float64 cannot hold; change the unit")
     if bool((part.x == part.x[0]).all()):
         raise DataError(
             f"{what}: all {part.x.shape[1]} columns are constant ({some(range(part.x.shape[1]), NAMED)}): the "
