@@ -89,7 +89,7 @@ def test_sigterm_then_resume_is_bit_equal_whatever_processes_read_the_images(
     assert read_record(tmp_path / "ended")["status"] == "interrupted"
     again = composed(*FEW, *DROPPING, "resume=true", f"workers={workers}")
     resumed = pretrain.run(again, tmp_path / "ended", quiet=True)
-    assert resumed["training"]["resumed"] == at
+    assert resumed["training"]["resumed"].items() >= at.items()
     assert resumed["steps"] == alone["steps"]
     assert resumed["accuracy"] == alone["accuracy"]
     assert same_weights(folder, tmp_path / "ended")

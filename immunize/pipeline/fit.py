@@ -138,7 +138,7 @@ class Fit:
 
     Attributes:
         status: "finished", "diverged" or "interrupted".
-        seconds: wall time.
+        seconds: wall time, that before a resumption included.
         steps: optimizer steps taken, those before a resumption included.
         facts: what the callbacks have to say.
         signal: number of the signal that ended it; 0 for none.
@@ -209,8 +209,9 @@ def train(
         # Lightning turns Ctrl-C into SystemExit after an orderly end of its own; another SystemExit is SIGTERM.
         pressed = isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt)
         fit.status, fit.signal = "interrupted", 0 if pressed else int(signal.SIGTERM)
-    fit.seconds, fit.steps = time.perf_counter() - started, trainer.global_step
     fit.facts |= facts_of(trainer.callbacks, module)  # type: ignore[attr-defined]
+    fit.seconds = time.perf_counter() - started + (fit.facts.get("resumed") or {"seconds": 0.0})["seconds"]
+    fit.steps = trainer.global_step
     return fit
 
 

@@ -221,6 +221,7 @@ class Resuming(Callback):
 
     Attributes:
         place: epoch and step in it from which the training goes on; None where it begins.
+        before: seconds that it took until then.
     """
 
     def __init__(self, path: Path, config_hash: str, *, resume: bool) -> None:
@@ -228,6 +229,15 @@ class Resuming(Callback):
         self.place = _place_in(path, config_hash) if resume else None
         self._steps, self._asked, self._started = 0, False, False
         self._done, self._within = 0, False
+        self.before, self._since = 0.0, time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """In the checkpoint."""
+        return {"seconds": self.before + time.perf_counter() - self._since}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the checkpoint."""
+        self.before = state_dict["seconds"]
 
     @property
     def begins_with(self) -> Path | None:
@@ -236,7 +246,10 @@ class Resuming(Callback):
 
     def facts(self, module: LightningModule) -> dict[str, Any]:
         """For the record."""
-        return {"resumed": None if self.place is None else dict(zip(("epoch", "step"), self.place, strict=True))}
+        if self.place is None:
+            return {"resumed": None}
+        epoch, step = self.place
+        return {"resumed": {"epoch": epoch, "step": step, "seconds": self.before}}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take SIGTERM over from Lightning, which gives it back in the end; and the curves of before."""
