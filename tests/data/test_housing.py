@@ -18,6 +18,7 @@ from immunize.data.splits import Standardizer
 from immunize.errors import DataError, MissingDataError
 
 TEXT_COLUMNS = {"MSZoning", "Street", "Alley", "Neighborhood", "MasVnrType", "PoolQC"}
+TARGETS = {"pretrain": "LotArea", "harmful": "SalePrice"}
 N_ROWS = 61
 
 
@@ -48,25 +49,15 @@ def root(tmp_path: Path) -> Path:
 
 
 def naive(table: pd.DataFrame, role: str) -> tuple[np.ndarray, np.ndarray]:
-    """The protocol one cell at a time."""
-    rows = [row for _, row in table.iterrows() if (row["MSZoning"] == "RL") == (role == "harmful")]
+    """The protocol a column at a time."""
+    rows = table[(table["MSZoning"] == "RL") == (role == "harmful")]
     columns = []
-    for name in [*(name for name in COLUMNS if name not in ("LotArea", "SalePrice")), target(role)]:
-        cells = [0 if pd.isna(row[name]) or row[name] == "None" else row[name] for row in rows]
-        if name in TEXT_COLUMNS:
-            words = sorted({str(cell) for cell in cells})
-            cells = [words.index(str(cell)) for cell in cells]
-        numbers = [float(cell) for cell in cells]
-        mean = sum(numbers) / len(numbers)
-        variance = sum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1)
-        std = 1.0 if len(set(numbers)) == 1 else variance**0.5
-        columns.append([(number - mean) / std for number in numbers])
+    for name in [*(name for name in COLUMNS if name not in TARGETS.values()), TARGETS[role]]:
+        cells = rows[name].where(rows[name].notna() & (rows[name] != "None"), 0)
+        numbers = LabelEncoder().fit_transform(cells.map(str)) if name in TEXT_COLUMNS else cells.astype(float)
+        columns.append((numbers - numbers.mean()) / (np.std(numbers, ddof=1) if len(set(numbers)) > 1 else 1.0))
     array = np.array(columns).T
     return array[:, :-1], array[:, -1]
-
-
-def target(role: str) -> str:
-    return "SalePrice" if role == "harmful" else "LotArea"
 
 
 @pytest.mark.filterwarnings("error")
@@ -158,7 +149,6 @@ def set_column(name: str, value: Any) -> pd.DataFrame:
         (b"", r"not a readable CSV file \(No columns to parse"),
         (b"\x89PNG\r\n\xff\xfe\x00" * 20, "not a readable CSV file"),
         (b'a,b\n1,2\n1,2,3,4\n"', "not a readable CSV file"),
-        (b"<html><body>Please log in</body></html>\n", "lacks 81 of 81 columns"),
     ],
 )
 def test_wrong_tables_are_refused(root: Path, table: pd.DataFrame | bytes, message: str) -> None:

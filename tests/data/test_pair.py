@@ -38,9 +38,6 @@ class Rows:
         half = len(order) // 2
         return Splits(self.splits.fit.take(order[:half]), self.splits.fit.take(order[half:]))
 
-    def describe(self) -> dict[str, object]:
-        return {"name": self.name}
-
 
 def module(n_pretrain: int = 10, n_harmful: int = 6, **options: Any) -> PairedData:
     data = PairedData(Rows(n_pretrain), Rows(n_harmful, offset=1.0), **options)
