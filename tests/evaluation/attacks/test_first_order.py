@@ -40,20 +40,17 @@ def attack(**settings) -> FirstOrder:
     return FirstOrder(**({"tier": "T1", "optimizer": sgd, "learning_rates": (0.1,), "cosine": ()} | settings))
 
 
+Scores = dict[int, tuple[float, ...]]
+"""On validation and test rows, after each step."""
+
+
 def alone(
-    data: AttackData,
-    optimizer,
-    rate: float,
-    steps: int,
-    *,
-    head="linear",
-    cosine: int | None = None,
-    batch: int = BATCH,
-) -> tuple[list[Tensor], dict[int, tuple[float, ...]]]:
+    data: AttackData, optimizer, rate: float, steps: int, *, head="linear", cosine=None, batch: int = BATCH
+) -> tuple[list[Tensor], Scores]:
     """The reference: one module of PyTorch, its optimizer and scheduler, in a loop over shuffled rows.
 
     Returns:
-        its parameters in the end, and its scores on validation and test rows after every step.
+        its parameters in the end, and its scores.
     """
     module = new_head(head, data.n_features, data.n_outputs, HIDDEN, SEED).double()
     walk = optimizer(module.parameters(), lr=rate)
@@ -82,7 +79,7 @@ def lockstep(data: AttackData, optimizer, rates, last: int, head: str = "linear"
     return Lockstep(HeadTask(settings, data, SEED), rates, last)
 
 
-def assert_same(candidate, parameters: list[Tensor], scores: dict[int, tuple[float, ...]]) -> None:
+def assert_same(candidate, parameters: list[Tensor], scores: Scores) -> None:
     for mine, reference in zip(candidate.parameters, parameters, strict=True):
         torch.testing.assert_close(mine, reference, rtol=SAME, atol=SAME * float(reference.detach().abs().max()))
     for point in candidate.meter.points:

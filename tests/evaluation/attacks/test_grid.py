@@ -30,27 +30,26 @@ GD = Entry("gd", GradientDescent(tier="T0", step="fixed", multipliers=(1.0,)), {
 
 
 def test_key_holds_everything_that_changes_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, data, budget = Memory(), classes(sizes=SMALL), Budget(20)
+    store, data, once = Memory(), classes(sizes=SMALL), [1.0]
     shifted = AttackData(data.train, data.validation, Rows(data.test.x + 1e-9, data.test.y), 4)
-    for number, (rows, settings, of, seed) in enumerate(
+    for number, (rows, multipliers, budget, seed) in enumerate(
         (
-            (data, {"multipliers": [1.0]}, budget, 0),
-            (classes(ill_conditioned(2), sizes=SMALL), {"multipliers": [1.0]}, budget, 0),
-            (shifted, {"multipliers": [1.0]}, budget, 0),
-            (data, {"multipliers": [2.0]}, budget, 0),
-            (data, {"multipliers": [1.0]}, Budget(21), 0),
-            (data, {"multipliers": [1.0]}, Budget(20, 1e9), 0),
-            (data, {"multipliers": [1.0]}, budget, 1),
-        ),
-        start=1,
+            (data, once, Budget(20), 0),
+            (classes(ill_conditioned(2), sizes=SMALL), once, Budget(20), 0),
+            (shifted, once, Budget(20), 0),
+            (data, [2.0], Budget(20), 0),
+            (data, once, Budget(21), 0),
+            (data, once, Budget(20, 1e9), 0),
+            (data, once, Budget(20), 1),
+        )
     ):
-        attack_all(rows, [Entry(f"name {number}", GD.attack, settings)], of, seed, store=store)
-        assert len(store) == number
-    attack_all(data, [GD], budget, 0, store=store)  # another name
-    assert len(store) == number
+        attack_all(rows, [Entry("a name", GD.attack, {"multipliers": multipliers})], budget, seed, store=store)
+        assert len(store) == number + 1
+    attack_all(data, [GD], Budget(20), 0, store=store)  # another name
+    assert len(store) == 7
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)  # sums are rounded otherwise
-    attack_all(data, [GD], budget, 0, store=store)
-    assert len(store) == number + 1
+    attack_all(data, [GD], Budget(20), 0, store=store)
+    assert len(store) == 8
 
 
 def test_reference_is_part_of_the_key_of_attacks_that_use_it() -> None:
@@ -115,32 +114,33 @@ def attacked(*points: tuple[int, float | np.ndarray], chance: float = 0.1) -> At
     return Attacked({by: Curve(made, ("x",) * len(made), by) for by in RESOURCES}, (), (), chance)
 
 
-THETA_0 = attacked((1, 0.3), (10, 0.75), (100, 0.80))  # 90 % of 0.80 is 0.72: after 10 steps
+THETA_0 = [(1, 0.3), (10, 0.75), (100, 0.80)]  # 90 % of 0.80 is 0.72: after 10 steps
+EASY = [(1, 0.9)]  # of which twice, next to nothing, is no protection
 
 
 @pytest.mark.parametrize(
-    ("points", "held", "costlier"),
+    ("points", "theta_0", "held", "costlier"),
     [
-        ([(1, 0.3), (19, 0.74), (100, 0.79)], False, 1.9),
-        ([(1, 0.3), (20, 0.74), (100, 0.79)], True, 2.0),  # twice as many, and ten more
-        ([(1, 0.3), (9, 0.75), (100, 0.75)], True, 0.9),  # exactly 5 points less, in spite of rounding
-        ([(1, 0.3), (9, 0.75), (100, 0.7501)], False, 0.9),
-        ([(1, 0.3), (100, 0.71)], True, np.inf),  # never gets there
-        ([(1, 0.9)], False, 0.1),
+        ([(1, 0.3), (19, 0.74), (100, 0.79)], THETA_0, False, 1.9),
+        ([(1, 0.3), (20, 0.74), (100, 0.79)], THETA_0, True, 2.0),  # twice as many, and ten more
+        ([(1, 0.3), (9, 0.75), (100, 0.75)], THETA_0, True, 0.9),  # exactly 5 points less, in spite of rounding
+        ([(1, 0.3), (9, 0.75), (100, 0.7501)], THETA_0, False, 0.9),
+        ([(1, 0.3), (100, 0.71)], THETA_0, True, np.inf),  # never gets there
+        ([(1, 0.9)], THETA_0, False, 0.1),
+        ([(1, 0.3), (19, 0.72)], THETA_0, True, 1.9),  # reached, although 0.9 · 0.8 rounds up
+        *(([(1, 0.2), (steps, 0.9)], EASY, held, steps) for steps, held in ((2, False), (10, False), (11, True))),
     ],
 )
-def test_tier_is_held_by_cost_or_by_accuracy(points: list, held: bool, costlier: float) -> None:
-    result = compare(attacked(*points), THETA_0)
+def test_tier_is_held_by_cost_or_by_accuracy(points: list, theta_0: list, held: bool, costlier: float) -> None:
+    result = compare(attacked(*points), attacked(*theta_0))
     assert result.held is held
     assert result.costlier == pytest.approx(costlier)
 
 
-def test_scores_on_a_threshold_count_as_reaching_it() -> None:
-    assert compare(attacked((1, 0.3), (19, 0.72)), THETA_0).costlier == pytest.approx(1.9)  # 0.9 · 0.8 rounds up
-    barely = compare(attacked((1, 0.15)), attacked((1, 0.15)))
-    assert (barely.held, barely.reason) == (False, "")  # 0.1 + 0.05 rounds up, too
-    less = attacked((1, 0.149))
-    assert (compare(less, less).held, compare(less, less).reason) == (None, "θ_0 itself does not learn the task")
+def test_a_task_that_theta_0_hardly_learns_holds_nobody() -> None:
+    for score, held in ((0.15, False), (0.149, None)):  # 0.1 + 0.05 rounds up
+        found = compare(attacked((1, score)), attacked((1, score)))
+        assert (found.held, "does not learn" in found.reason) == (held, held is None)
 
 
 def test_versions_of_attacks_within_an_attack_are_part_of_its_own() -> None:
@@ -148,13 +148,6 @@ def test_versions_of_attacks_within_an_attack_are_part_of_its_own() -> None:
     whole = version_of(ImagesAlone(tier="T5", inner=inner))
     assert whole[-1] == [KernelRidge.version]
     assert version_of(ImagesAlone(tier="T5", inner={"gd": GD.attack})) == whole[:-1]
-
-
-def test_twice_next_to_nothing_is_no_protection() -> None:
-    easy = attacked((1, 0.9))
-    assert compare(attacked((1, 0.2), (2, 0.9)), easy).held is False
-    assert compare(attacked((1, 0.2), (10, 0.9)), easy).held is False
-    assert compare(attacked((1, 0.2), (11, 0.9)), easy).held is True
 
 
 def right(count: int, wrong_before: int = 0, n: int = 100) -> np.ndarray:
@@ -302,13 +295,15 @@ def test_looks_are_dense_enough_for_a_factor_of_two(last: int) -> None:
 TO_MEASURE_BY = attacked((1, 0.3), (10, 0.6)).curve
 
 
-def test_theta_0_at_once_has_area_one_and_nothing_learned_none() -> None:
-    at_once = horizon_of(attacked((1, 0.6)).curve, TO_MEASURE_BY, 0.1, 1000)
-    assert [at_once[name] for name in ("area", "end", "deviation")] == pytest.approx([1, 1, 0])
-    assert at_once["steps"] == (1, 1)
-    never = horizon_of(attacked((1, 0.1)).curve, TO_MEASURE_BY, 0.1, 1000)
-    assert [never[name] for name in ("area", "end", "steps")] == [0, 0, (None, None)]
-    assert never["deviation"] == pytest.approx(5 / 6)
+@pytest.mark.parametrize(
+    ("reached", "area", "steps", "deviation"), [(0.6, 1, (1, 1), 0), (0.1, 0, (None, None), 5 / 6)]
+)
+def test_theta_0_at_once_has_area_one_and_nothing_learned_none(
+    reached: float, area: float, steps: tuple, deviation: float
+) -> None:
+    found = horizon_of(attacked((1, reached)).curve, TO_MEASURE_BY, 0.1, 1000)
+    assert [found[name] for name in ("area", "end", "deviation")] == pytest.approx([area, area, deviation])
+    assert found["steps"] == steps
 
 
 def test_area_is_the_mean_of_retention_over_the_logarithm_of_steps() -> None:
