@@ -13,8 +13,6 @@ from torch import Tensor
 from immunize.data import ROLES
 from immunize.errors import UserError
 from immunize.evaluation.deep import PARTS, WHICH, EvaluationSettings, evaluate_deep
-from immunize.evaluation.numbers import RATIOS, ratio_numbers
-from immunize.spectrum import ESTIMATORS, immunization_ratio, spectrum_of
 from tests import reference as ref
 
 D, CLASSES = 8, 3
@@ -52,23 +50,6 @@ def stretched(kappa: float, seed: int = 0) -> Tensor:
 def immunized() -> dict[str, Any]:
     """A θ_I that makes D_H hard and leaves D_P's features as they are, but for an accuracy that fell."""
     return evaluate_deep(features(harmful=stretched(1e4)), {"before": 80.0, "after": 78.0}, seed=0, settings=SMALL)
-
-
-def test_the_keys_are_those_of_a_linear_record(immunized: dict[str, Any]) -> None:
-    x = spectrum_of(ref.gaussian(20, D, seed=0))
-    linear = ratio_numbers(immunization_ratio(x, x, x, x))
-    for kind in ("metrics", "metrics_groups"):
-        assert list(immunized[kind]) == list(PARTS)
-        for of_part in immunized[kind].values():
-            assert list(of_part) == list(ESTIMATORS)
-            for numbers in of_part.values():
-                assert linear.keys() <= numbers.keys()
-                assert numbers["facts"].keys() == linear["facts"].keys()
-                assert numbers["interval"].keys() == set(RATIOS)
-    assert immunized.keys() == {
-        *("metrics", "metrics_groups", "verdicts", "verdicts_groups"),
-        *("pretrain_accuracy", "probe_accuracy", "curves", "spectra", "separability"),
-    }
 
 
 def test_planted_immunization_is_found(immunized: dict[str, Any]) -> None:
