@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("mutmut", reason="needs pip install -e '.[dev]'")
 
-from experiments.mutation.__main__ import run
-from experiments.mutation.forks import in_fork
 from experiments.mutation.mutants import Mutant, mutants_of, sample
+from tests.commands import fresh
 from tests.tampering import csv_rows
 
-ROOT = Path(__file__).parents[2]
-
+RUN = "import sys, pathlib; from experiments.mutation.__main__ import run; run(sys.argv[1:], pathlib.Path.cwd())"
 SOURCE = '''"""A module."""
 
 import functools
@@ -121,21 +113,9 @@ def test_a_run_tells_noticed_from_unnoticed_and_goes_on_where_it_stopped(tmp_pat
     root = toy(tmp_path)
 
     def mutate(*arguments: str) -> tuple[str, dict[str, dict[str, str]]]:
-        def work(write: Callable[[str], None]) -> int:
-            os.chdir(root)
-            sys.path.insert(0, str(root))
-            with contextlib.redirect_stdout(io.StringIO()) as told:
-                try:
-                    run(arguments, root)
-                except BaseException:
-                    write(traceback.format_exc())
-                    raise
-            write(told.getvalue())
-            return 0
-
-        code, told = in_fork(work)
-        assert code == 0, told
-        return told, {row["after"]: row for row in csv_rows(tmp_path / "out" / "mutants.csv")}
+        done = fresh("-c", RUN, *arguments, cwd=root)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, {row["after"]: row for row in csv_rows(tmp_path / "out" / "mutants.csv")}
 
     _, rows = mutate("out=out")
     assert rows["return x * 2"]["status"] == "killed"
