@@ -190,23 +190,22 @@ def test_a_head_that_cannot_be_folded_is_named() -> None:
     distilled = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1, num_classes=3)
     nan = nn.Linear(5, 3)
     nn.init.constant_(nan.weight, float("nan"))
-    for head, message in (("fc", "'fc'; its linear layers are 'trunk', 'head'"), ("relu", "'relu' is a ReLU")):
-        with pytest.raises(ValueError, match=message):
-            append_map(two_layers(), *map_of(5, 10), head=head)
-    for model, message in (
-        (nn.Sequential(nn.ReLU()), "no linear head"),
-        (timm.create_model("resnet10t", num_classes=0), "no linear head"),
-        (distilled, "several linear heads: give head=, one of 'head', 'head_dist'"),
-        (nn.ModuleDict({"fc": nn.Linear(5, 3), "head": nn.Linear(5, 3)}), "several"),
-        (nn.ModuleDict({"fc": shared, "body": shared}), "several names"),
-        (nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)), "parametrization"),
-        (nn.LazyLinear(3), "no values yet"),
-        (nn.Linear(5, 3, device="meta"), "no values yet"),
-        (nan, "NaN"),
-        (Cosine(5, 3), "does not compute"),
+    for model, head, message in (
+        (two_layers(), "fc", "'fc'; its linear layers are 'trunk', 'head'"),
+        (two_layers(), "relu", "'relu' is a ReLU"),
+        (nn.Sequential(nn.ReLU()), None, "no linear head"),
+        (timm.create_model("resnet10t", num_classes=0), None, "no linear head"),
+        (distilled, None, "several linear heads: give head=, one of 'head', 'head_dist'"),
+        (nn.ModuleDict({"fc": nn.Linear(5, 3), "head": nn.Linear(5, 3)}), None, "several"),
+        (nn.ModuleDict({"fc": shared, "body": shared}), None, "several names"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)), None, "parametrization"),
+        (nn.LazyLinear(3), None, "no values yet"),
+        (nn.Linear(5, 3, device="meta"), None, "no values yet"),
+        (nan, None, "NaN"),
+        (Cosine(5, 3), None, "does not compute"),
     ):
         with pytest.raises(ValueError, match=message):
-            append_map(model, *map_of(5, 10))
+            append_map(model, *map_of(5, 10), head=head)
 
 
 def test_wrong_maps_are_refused() -> None:
@@ -216,10 +215,8 @@ def test_wrong_maps_are_refused() -> None:
     for bad, error, message in [
         ((theta.float(), inverse), TypeError, "theta has to be float64"),
         ((theta, inverse[:4]), ValueError, "inverse has to be 5×5"),
-        (map_of(6, 10), ValueError, "theta has to be 5×5, the width of the features"),
         ((torch.eye(4, dtype=torch.float64), None), ValueError, "theta has to be 5×5"),
         ((nan, inverse), ValueError, "NaN"),
-        ((torch.zeros_like(theta), inverse), ValueError, "not inverse to each other"),
         ((theta, inverse * (1 + 1e-5)), ValueError, "not inverse to each other"),
     ]:
         with pytest.raises(error, match=message):
@@ -329,7 +326,7 @@ def test_key_follows_weights_map_and_what_may_be_trained_but_not_the_classifier(
 
 def test_weights_that_do_not_fit_are_refused() -> None:
     state = build().full_state_dict()
-    with pytest.raises(CheckpointError, match="does not fit"):
-        released_network(build(), {name: value for name, value in state.items() if "layer4" not in name}, "a file")
-    with pytest.raises(CheckpointError, match=r"map is \(3, 3\)"):
-        released_network(build(), state | {"fc.map.weight": torch.eye(3)}, "a file")
+    less = {name: value for name, value in state.items() if "layer4" not in name}
+    for wrong, words in ((less, "does not fit"), (state | {"fc.map.weight": torch.eye(3)}, r"map is \(3, 3\)")):
+        with pytest.raises(CheckpointError, match=words):
+            released_network(build(), wrong, "a file")

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from immunize.errors import UserError
 from immunize.features import DeepExtractor, cached_trunk, extract
@@ -24,28 +24,13 @@ N, BATCH = 11, 4
 KEY = {"data": "squares", "split": "fit"}
 
 
-class Squares(Dataset[tuple[Tensor, int]]):
-    """Sample i is (i, i², 1), its label -i."""
-
-    def __len__(self) -> int:
-        return N
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.tensor([float(index), float(index**2), 1.0]), -index
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x
 
 
-class Counting:
-    """A network that doubles, and counts the batches it got."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def __call__(self, x: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        return 2 * x
-
-
-EXPECTED = 2 * torch.stack([Squares()[i][0] for i in range(N)])
+SQUARES = TensorDataset(torch.stack([torch.arange(float(N)) ** power for power in (1, 2, 0)], 1), -torch.arange(N))
+"""Sample i is (i, i², 1), its label -i."""
+EXPECTED = 2 * SQUARES.tensors[0]
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +45,10 @@ def pictures() -> TensorDataset:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_everything_in_its_order(workers: int) -> None:
-    x, y = extract(lambda x: 2 * x, Squares(), batch_size=BATCH, workers=workers)
+    x, y = extract(doubled, SQUARES, batch_size=BATCH, workers=workers)
     assert torch.equal(x, EXPECTED)
     assert torch.equal(y, -torch.arange(N))
-    assert extract(Counting(), Squares(), dtype=torch.float64).x.dtype == torch.float64
+    assert extract(doubled, SQUARES, dtype=torch.float64).x.dtype == torch.float64
 
 
 def test_nothing_is_differentiated_and_no_random_number_is_used(extractor: DeepExtractor, pictures: Any) -> None:
@@ -95,7 +80,7 @@ def test_out_of_memory_halves_the_batch(fitting: int, error: Exception, caplog: 
         return 2 * x
 
     with caplog.at_level(logging.WARNING):
-        x, y = extract(limited, Squares(), batch_size=8)
+        x, y = extract(limited, SQUARES, batch_size=8)
     assert torch.equal(x, EXPECTED)
     assert torch.equal(y, -torch.arange(N))
     failed = sum(size > fitting for size in sizes)
@@ -108,13 +93,13 @@ def test_out_of_memory_halves_the_batch(fitting: int, error: Exception, caplog: 
 )
 def test_one_sample_that_does_not_fit_and_other_errors(error: str, told: str) -> None:
     with pytest.raises(RuntimeError, match=told):
-        extract(Mock(side_effect=RuntimeError(error)), Squares(), batch_size=4)
+        extract(Mock(side_effect=RuntimeError(error)), SQUARES, batch_size=4)
 
 
 def test_no_images_at_all(extractor: DeepExtractor) -> None:
     empty = TensorDataset(torch.zeros(0, 3, 32, 32), torch.zeros(0))
     with pytest.raises(UserError, match="no images"):
-        extract(Counting(), empty)
+        extract(doubled, empty)
     with pytest.raises(UserError, match="no images"):
         cached_trunk(extractor, empty)
 
@@ -124,27 +109,27 @@ def test_no_images_at_all(extractor: DeepExtractor) -> None:
 
 @pytest.mark.parametrize("change", [{"key": KEY | {"split": "other"}}, {"dtype": torch.float16}, {"batch_size": 5}])
 def test_whatever_changes_the_array_is_another_file(change: dict[str, Any], tmp_path: Path) -> None:
-    network = Counting()
+    network = Mock(side_effect=doubled)
     settings: dict[str, Any] = {"batch_size": BATCH, "cache_dir": tmp_path, "key": KEY}
-    extract(network, Squares(), **settings)
-    network.sizes.clear()
-    extract(network, Squares(), **settings | change)
-    assert network.sizes
+    extract(network, SQUARES, **settings)
+    network.reset_mock()
+    extract(network, SQUARES, **settings | change)
+    assert network.called
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_file_of_another_key_or_a_broken_one_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    network = Counting()
+    network = Mock(side_effect=doubled)
     settings: dict[str, Any] = {"batch_size": BATCH, "cache_dir": tmp_path, "key": KEY}
 
     def computed() -> bool:
-        network.sizes.clear()
-        assert torch.equal(extract(network, Squares(), **settings).x, EXPECTED)
-        return bool(network.sizes)
+        network.reset_mock()
+        assert torch.equal(extract(network, SQUARES, **settings).x, EXPECTED)
+        return network.called
 
     assert computed()
     (path,) = tmp_path.iterdir()
-    extract(lambda x: 3 * x, Squares(), **settings | {"key": KEY | {"split": "other"}})
+    extract(lambda x: 3 * x, SQUARES, **settings | {"key": KEY | {"split": "other"}})
     (other,) = set(tmp_path.iterdir()) - {path}
     other.rename(path)  # what a collision of hashes would be
     assert computed()
@@ -156,16 +141,16 @@ def test_file_of_another_key_or_a_broken_one_is_not_used(tmp_path: Path, caplog:
 
 def test_cache_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    found = extract(Counting(), Squares(), cache_dir=tmp_path / "file" / "cache", key=KEY)
+    found = extract(doubled, SQUARES, cache_dir=tmp_path / "file" / "cache", key=KEY)
     assert torch.equal(found.x, EXPECTED)
     assert "could not be kept" in caplog.text
 
 
 def test_cache_needs_a_key_of_plain_values(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs a key"):
-        extract(Counting(), Squares(), cache_dir=tmp_path)
+        extract(doubled, SQUARES, cache_dir=tmp_path)
     with pytest.raises(TypeError):
-        extract(Counting(), Squares(), cache_dir=tmp_path, key={"data": object()})
+        extract(doubled, SQUARES, cache_dir=tmp_path, key={"data": object()})
 
 
 # --- trunk outputs --------------------------------------------------------------------------------------------------
