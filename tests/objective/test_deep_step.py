@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -193,44 +195,28 @@ def test_the_ridge_of_a_view_is_the_smallest_that_keeps_digits() -> None:
 # Processes that share a batch: rows of all, means over all, and their gradients.
 
 
-class Group:
-    """`torch.distributed` of rank 1 of 3, where the others have made zeros."""
+def group(others: float = 0.0, world_size: int = 3, **changes: Any) -> Any:
+    """`torch.distributed` of rank 1 of three, where the others have made this number."""
 
-    ReduceOp = SimpleNamespace(MIN="min", SUM="sum")
-
-    def __init__(self, others: float = 0.0) -> None:
-        self.others, self.reduced = others, []
-
-    def is_available(self) -> bool:
-        return True
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def get_world_size(self) -> int:
-        return 3
-
-    def get_rank(self) -> int:
-        return 1
-
-    def all_gather(self, parts: list[Tensor], own: Tensor) -> None:
+    def all_gather(parts: list[Tensor], own: Tensor) -> None:
         for index, part in enumerate(parts):
-            part.copy_(own if index == 1 else torch.full_like(own, self.others))
+            part.copy_(own if index == 1 else torch.full_like(own, others))
 
-    def all_reduce(self, value: Tensor, op: str = "sum") -> None:
-        self.reduced.append(value.clone())
-        if op == "min":
-            value.copy_(torch.minimum(value, torch.full_like(value, self.others)))
-        else:
-            value.add_(2 * self.others)
+    def all_reduce(value: Tensor, op: str = "sum") -> None:
+        made.reduced.append(value.clone())
+        value.copy_(value.clamp_max(others) if op == "min" else value + 2 * others)
+
+    facts = {"is_available": True, "is_initialized": True, "get_world_size": world_size, "get_rank": 1} | changes
+    made = SimpleNamespace(all_gather=all_gather, all_reduce=all_reduce, reduced=[])
+    made.ReduceOp = SimpleNamespace(MIN="min", SUM="sum")
+    vars(made).update((name, Mock(return_value=value)) for name, value in facts.items())
+    return made
 
 
 @pytest.mark.parametrize("missing", [None, "is_available", "is_initialized"])
 def test_one_process_shares_with_nobody(missing: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if missing is not None:
-        group = Group()
-        monkeypatch.setattr(group, missing, lambda: False)
-        monkeypatch.setattr(ranks, "distributed", group)
+        monkeypatch.setattr(ranks, "distributed", group(**{missing: False}))
     x = torch.ones(2, 3)
     assert ranks.world_size() == 1
     assert ranks.gather_rows(x) is x
@@ -241,7 +227,7 @@ def test_one_process_shares_with_nobody(missing: str | None, monkeypatch: pytest
 
 
 def test_rows_of_all_processes_in_order_and_a_gradient_times_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "distributed", Group(7.0))
+    monkeypatch.setattr(ranks, "distributed", group(7.0))
     assert ranks.world_size() == 3
     x = ref.gaussian(2, 3, seed=1).requires_grad_()
     whole = ranks.gather_rows(x)
@@ -253,14 +239,13 @@ def test_rows_of_all_processes_in_order_and_a_gradient_times_their_number(monkey
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_process_has_every_so_manieth_sample_of_the_batch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Group, "get_world_size", lambda self: size)
-    monkeypatch.setattr(ranks, "distributed", Group())
+    monkeypatch.setattr(ranks, "distributed", group(world_size=size))
     assert ranks.own_of(torch.tensor([1, 2, 7, 9])).tolist() == {2: [0, 3, 4], 3: [0, 2]}[size]
 
 
 def test_a_mean_over_processes_and_its_derivatives_are_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Group(4.0)
-    monkeypatch.setattr(ranks, "distributed", group)
+    three = group(4.0)
+    monkeypatch.setattr(ranks, "distributed", three)
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     (mean,) = ranks.mean_over_ranks([x])
     assert mean.tolist() == pytest.approx([3.0, 10 / 3])
@@ -268,12 +253,12 @@ def test_a_mean_over_processes_and_its_derivatives_are_means(monkeypatch: pytest
     assert slope.tolist() == pytest.approx([(6 + 8) / 3, (20 / 3 + 8) / 3])
     (second,) = torch.autograd.grad(slope[0], x)
     assert second.tolist() == pytest.approx([14 / 3, 40 / 9])
-    assert len(group.reduced) >= 3
+    assert len(three.reduced) >= 3
 
 
 @pytest.mark.parametrize(("others", "value", "finite"), [(1, 2.0, True), (0, 2.0, False), (1, math.nan, False)])
 def test_a_value_is_finite_where_it_is_in_every_process(
     others: int, value: float, finite: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "distributed", Group(others))
+    monkeypatch.setattr(ranks, "distributed", group(others))
     assert ranks.all_finite(torch.tensor(value, requires_grad=True)) is finite

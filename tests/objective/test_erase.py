@@ -20,7 +20,6 @@ from immunize.objective.erase import Erase, distilled
 from immunize.records import CHECKPOINT
 from immunize.spectrum import erase
 from tests import reference as ref
-from tests.attacking import attack_tiny
 from tests.composing import Run, compose_config, run_tiny_deep, theta_of
 
 DIGITS = ("harmful=digits5to9", "method=erase", "logger=none", "figure=false", "probe_steps=200")
@@ -64,21 +63,6 @@ def test_the_record_says_what_is_gone_and_counts_the_directions_that_are_left(di
     assert kappas["kappa_harmful"]["rank"] == kappas["kappa_harmful_baseline"]["rank"] - 4
     assert record["metrics"]["fit"]["spectrum"]["kappa_harmful"] < 1e9  # and not the rounding of what is gone
     assert evaluate.run(folder)[1] == []
-
-
-def test_the_grid_attacks_tasks_of_several_classes(digits_run: Run) -> None:
-    record = attack_tiny(digits_run[0], "seeds=[0]", "tasks=[harmful,pretrain]", "tiers=[T2]")
-    assert record["tasks"]["harmful"]["n_classes"] == 5
-
-    def scores(task: str) -> list[float]:
-        of = record["attacks"][task]
-        return [of[which]["ridge"]["score"]["mean"] for which in ("theta_0", "immunized")]
-
-    before, after = scores("harmful")
-    assert before > 0.9
-    assert after < 0.3
-    before, after = scores("pretrain")
-    assert after > before - 0.02
 
 
 def test_other_methods_train_on_several_classes_too(tmp_path: Path) -> None:
