@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -174,21 +173,6 @@ def test_ctrl_c_within_a_step_keeps_what_was_reached(tmp_path: Path, at_step: Ch
     assert read_record(tmp_path / "run")["status"] == "interrupted"
     assert torch.equal(theta_of(tmp_path / "run"), theta_of(tmp_path / "short"))
     assert signal.getsignal(signal.SIGINT) is handler  # Lightning has Ctrl-C ignored from then on
-
-
-def terminate(terms: Terms) -> Terms:
-    os.kill(os.getpid(), signal.SIGTERM)
-    return terms
-
-
-def test_sigterm_leaves_a_record_and_the_exit_code_that_it_asks_for(tmp_path: Path, at_step: Changed) -> None:
-    at_step(7, terminate)
-    with pytest.raises(SystemExit) as ended:
-        run_tiny(tmp_path)
-    assert ended.value.code == 128 + signal.SIGTERM
-    record = read_record(tmp_path)
-    assert (record["status"], record["training"]["fit"]["steps"]) == ("interrupted", 8)
-    assert theta_of(tmp_path).isfinite().all()
 
 
 def test_ctrl_c_during_the_evaluation_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,12 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
 from immunize.data.pair import PairedData
-from immunize.objective import Objective, Step
 from immunize.spectrum import ill_step_bound, well_step_bound
 from immunize.training.callbacks import GradientBalance, TheoremGuard
 from immunize.training.callbacks.guard import COUNTED, _gradient_norm
 from tests import reference as ref
 from tests.composing import SGD, D, Trajectory, data_of, fit_module, followed, module_of, tiny
+from tests.training.test_signatures import I, Recorder
 
 
 def kappa(x: Tensor, theta: Tensor) -> float:
@@ -115,25 +115,13 @@ def test_methods_without_regularizers_are_not_counted() -> None:
     assert watched("method=imma", "objective.epochs=3")[0].counts["steps"] == 0
 
 
-class KillsTheLastDirection(Objective):
-    """With SGD and η = 1, θ' = θ(I - v_k v_kᵀ): σ_k vanishes, and κ of what is left is smaller."""
-
-    def __init__(self, x: Tensor, theta: Tensor) -> None:
-        super().__init__({"well": 1.0})
-        v = torch.linalg.svd(x @ theta).Vh[-1]
-        self.slope = theta @ torch.outer(v, v)
-
-    def terms(self, step: Step) -> dict[str, Tensor]:
-        return {"well": (step.extractor.theta * self.slope).sum()}
-
-
 def test_losing_a_direction_is_not_a_lower_condition_number() -> None:
-    cfg = tiny(*SGD, "objective.learning_rate=1", "objective.epochs=1")
-    data = data_of(cfg)
-    x = data.fit.pretrain.x
-    start = module_of(cfg, data).extractor.theta.detach()
-    seen, guard = Trajectory(), TheoremGuard()
-    fit_module(module_of(cfg, data, KillsTheLastDirection(x, start)), data, seen, guard)
+    """θ' = θ(I - v_k v_kᵀ): σ_k vanishes, and κ of what is left is smaller."""
+    cfg = tiny("objective.epochs=1")
+    data, seen, guard = data_of(cfg), Trajectory(), TheoremGuard()
+    x, start = data.fit.pretrain.x, module_of(cfg, data).extractor.theta.detach()
+    v = torch.linalg.svd(x @ start).Vh[-1]
+    fit_module(module_of(cfg, data, Recorder(start @ (I - torch.outer(v, v)), term="well")), data, seen, guard)
     assert ref.rank(ref.hessian(x, seen.thetas[1]), len(x)) == D - 1
     assert guard.facts(None)["guard"]["promises_kept"] == 0
 

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from immunize.data import Part
 from immunize.data.pair import PairParts
-from immunize.objective import Objective, Step
 from immunize.spectrum import folds_of
 from immunize.training.callbacks import GradientBalance, ImmunityMonitor, Progress, TheoremGuard, ValidationStop
 from immunize.training.callbacks.stopping import BestLook
@@ -38,6 +37,7 @@ from tests.composing import (
     run_tiny,
     tiny,
 )
+from tests.training.test_signatures import I, Recorder, scaled
 
 
 def test_numbers_are_those_of_the_explicit_hessians() -> None:
@@ -83,23 +83,15 @@ def test_of_one_label_nothing_can_be_learned_and_nothing_is_logged() -> None:
 
 def test_kappa_is_over_the_rank_of_the_data() -> None:
     """θ pushes the smallest eigenvalue below N·eps, where it would count as zero; the rank of the data stays."""
-    n, d = 8000, 6
-    root = torch.tensor([1, 0.5, 0.2, 0.1, 0.05, 1e-11], dtype=torch.float64).sqrt()
-    parts = []
-    for seed in (1, 2):
-        x = (torch.linalg.qr(ref.gaussian(n, d, seed=seed)).Q * root) @ ref.orthogonal(d, seed).T
-        parts.append(Part(x, x[:, 0]))
-    cfg = tiny()
-    module = module_of(cfg, data_of(cfg))
-    vectors = torch.linalg.svd(parts[0].x, full_matrices=False).Vh.T
-    shrink = torch.tensor([1, 1, 1, 1, 1, 0.1], dtype=torch.float64)  # σ_6/σ_1 from 1e-11 to 1e-13; N·eps is 1.8e-12
-    theta = vectors @ torch.diag(shrink) @ vectors.T
+    n, module = 40, module_of(tiny(), data_of(tiny()))
+    p, h = (ref.features_with_eigenvalues([1, 0.5, 0.2, 0.1, 0.05, 1e-13], n, D, seed) for seed in (1, 2))
+    theta = scaled(p, 1, 1, 1, 1, 1, 0.03)  # σ_6/σ_1 from 1e-13 to 3e-15; N·eps is 8.9e-15
     with torch.no_grad():
         module.extractor.theta.copy_(theta)
-    monitor = ImmunityMonitor(PairParts(*parts), every=1)
+    monitor = ImmunityMonitor(PairParts(Part(p, p[:, 0]), Part(h, h[:, 0])), every=1)
     monitor.on_train_batch_end(cast(Trainer, SimpleNamespace(global_step=1)), module, None, None, 0)
-    sigma = torch.linalg.svdvals(parts[0].x @ theta).square()
-    assert d * ref.EPS < float(sigma[5] / sigma[0]) < n * ref.EPS
+    sigma = torch.linalg.svdvals(p @ theta).square()
+    assert D * ref.EPS < float(sigma[5] / sigma[0]) < n * ref.EPS
     assert monitor.latest["kappa_pretrain"] == pytest.approx(float(sigma[0] / sigma[5]), rel=1e-6)
     assert {fact["name"] for fact in monitor.signatures.facts()} == {"sigma_min_floor"}
 
@@ -121,17 +113,6 @@ def test_progress_is_plain_lines_in_a_pipe(tmp_path: Path, capsys: pytest.Captur
 STOPPING = ("objective.early_stopping=true", "objective.validation_fraction=0.25", "objective.check_every=2")
 
 
-class Straight(Objective):
-    """θ moves along a straight line, whatever the data: with SGD and η = 1, by `direction` a step."""
-
-    def __init__(self, direction: Tensor) -> None:
-        super().__init__({"task": 1.0})
-        self.direction = direction
-
-    def terms(self, step: Step) -> dict[str, Tensor]:
-        return {"task": -(step.extractor.theta * self.direction).sum()}
-
-
 def log_rir(parts: PairParts, theta: Tensor) -> float:
     p, h = parts.pretrain.x, parts.harmful.x
     kappas = [ref.kappa_spectrum(ref.hessian(x, t), len(x)) for t in (theta, None) for x in (h, p)]
@@ -139,11 +120,11 @@ def log_rir(parts: PairParts, theta: Tensor) -> float:
 
 
 def test_best_parameters_are_put_back_and_patience_ends_the_training() -> None:
-    cfg = tiny(*STOPPING, *SGD, "objective.learning_rate=1", "objective.epochs=60", "model.init=identity")
+    cfg = tiny(*STOPPING, "objective.epochs=60", "model.init=identity")
     data, seen, logger = data_of(cfg), Trajectory(), MemoryLogger()
     assert data.validation is not None
     stop = ValidationStop(data.validation, 2, patience=3)
-    module = module_of(cfg, data, Straight(0.05 * ref.gaussian(D, D, seed=2)))
+    module = module_of(cfg, data, Recorder(*(I + 0.05 * step * ref.gaussian(D, D, seed=2) for step in range(1, 61))))
     steps = fit_module(module, data, seen, stop, loggers=[logger]).global_step
     theta = module.extractor.theta.detach()
     values = {step: log_rir(data.validation, seen.thetas[step]) for step in range(2, steps + 1, 2)}

@@ -86,7 +86,6 @@ def test_a_healthy_start_shows_nothing() -> None:
         ((3, 3, 3, 3, 3, 3), True),
         ((1.02, 1, 1, 1, 1, 1), True),  # f is 0.0067 of its first part
         ((1.05, 1, 1, 1, 1, 1), False),  # 0.0168
-        (SPREAD, False),
     ],
 )
 def test_r_ill_near_its_pole(sigma: Sequence[float], fires: bool) -> None:
@@ -99,7 +98,6 @@ def test_r_ill_near_its_pole(sigma: Sequence[float], fires: bool) -> None:
         mean = float(s.square().sum()) / (2 * len(s))
         assert fact["values"]["f_relative"] == pytest.approx(1 - float(s[-1]) ** 2 / 2 / mean, abs=1e-12)
         assert fact["role"] == "harmful"
-        assert "model.init=uniform" in fact["text"]
 
 
 def test_theta_may_bring_r_ill_to_its_pole_and_away() -> None:
@@ -155,7 +153,6 @@ def test_sigma_min_at_the_rank_cut(role: Role, terms: Sequence[str], times: floa
     if fires:
         values = watched.only()["values"]
         assert values["sigma_min"] / values["cut"] == pytest.approx(times, rel=0.01)
-        assert "ridge" in watched.only()["text"]
 
 
 @pytest.mark.parametrize(("terms", "advice"), [(OURS, "train less"), (("solved",), "lower method.budget")])
@@ -294,9 +291,9 @@ def test_each_is_said_once_and_with_its_name_and_kept(quiet: bool, caplog: pytes
 class Recorder(Objective):
     """Moves θ as told, step by step, without any gradient."""
 
-    def __init__(self, *thetas: Tensor, fail_at: int | None = None) -> None:
-        super().__init__({"ill": 1.0})
-        self.thetas, self.fail_at, self.calls = thetas, fail_at, 0
+    def __init__(self, *thetas: Tensor, fail_at: int | None = None, term: str = "ill") -> None:
+        super().__init__({term: 1.0})
+        self.thetas, self.fail_at, self.term, self.calls = thetas, fail_at, term, 0
 
     def terms(self, step: Step) -> dict[str, Tensor]:
         theta = cast(LinearExtractor, step.extractor).theta
@@ -304,7 +301,7 @@ class Recorder(Objective):
             theta.copy_(self.thetas[min(self.calls, len(self.thetas) - 1)])
         value = torch.inf if self.calls == self.fail_at else 0.0
         self.calls += 1
-        return {"ill": (theta * 0).sum() + value}
+        return {self.term: (theta * 0).sum() + value}
 
 
 def test_a_divergence_gets_its_name_between_two_looks() -> None:
