@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -152,17 +153,15 @@ def test_full_state_dict_has_timms_names_each_once_and_goes_back_in() -> None:
 @pytest.mark.parametrize(
     ("trainable", "expected"),
     [
-        ("layer4.1", {"layer4.1.conv1.weight", "layer4.1.bn2.bias"}),
-        (["layer4.*.conv?"], {"layer4.0.conv1.weight", "layer4.1.conv2.weight"}),
-        (["layer4.0.bn1.bias"], {"layer4.0.bn1.bias"}),
-        (["*"], {"conv1.weight", "layer4.1.bn2.bias"}),
+        ("layer4.1", "layer4.1.*"),
+        (["layer4.*.conv?"], "layer4.*.conv?.weight"),
+        *(([name], name) for name in ("layer4.0.bn1.bias", "*")),
     ],
 )
-def test_patterns(trainable: Any, expected: set[str]) -> None:
-    chosen = {name for name, _ in build(trainable=trainable).trainable_parameters()}
-    assert expected <= chosen
-    stems = [trainable] if isinstance(trainable, str) else trainable
-    assert stems == ["*"] or all(name.startswith("layer4") for name in chosen)
+def test_patterns(trainable: Any, expected: str) -> None:
+    extractor = build(trainable=trainable)
+    body = [name for name, _ in extractor.network.named_parameters() if not name.startswith("fc.")]
+    assert [name for name, _ in extractor.trainable_parameters()] == fnmatch.filter(body, expected)
 
 
 @pytest.mark.parametrize(
@@ -349,14 +348,12 @@ def test_tail_computes_nothing_of_the_trunk() -> None:
     for name, module in net.named_modules():
         if not list(module.children()):
             module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
-    tail(trunk(x))
-    in_trunk = [name for name in called if not name.startswith("layer4") and name not in ("global_pool.pool", "fc")]
-    assert in_trunk.count("conv1") == 1
-    assert all(in_trunk.count(name) == 1 for name in in_trunk if "act" not in name)
+    h = trunk(x)
+    assert called.count("conv1") == 1
+    assert all(called.count(name) == 1 for name in called if "act" not in name)
     called.clear()
-    tail(trunk(x[:1]))
-    start = next(i for i, name in enumerate(called) if name.startswith("layer4"))
-    assert not any(name.startswith(("conv1", "bn1", "maxpool", "layer1", "layer3")) for name in called[start:])
+    tail(h)
+    assert {name.partition(".")[0] for name in called} <= {"layer4", "global_pool", "fc"}
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.0])
