@@ -145,19 +145,17 @@ def test_an_attacker_that_diverges_is_named_with_its_step_and_left_out(method: s
 
     def terms(steps: int) -> dict[str, Tensor]:
         step = _shifted(step_of(network()))
-        of_attacker = {"attack_steps": steps, "attack_learning_rate": rate}
         if method == "imma":
-            objective = Imma(steps, rate)
-            objective.bind(D, torch.Generator().manual_seed(0), CLASSES)
-            return objective.terms(step)
-        if method == "censor":
+            objective: Any = Imma(steps, rate)
+        elif method == "censor":
             objective = Censor(answers=0.0)
             objective.attacker = Attacker(steps, rate, head_multiplier=1.0)
             assert int(step.harmful.y.sum()) % (steps + 1) == steps  # so many steps are taken for this batch
-            objective.bind(D, n_outputs=CLASSES)
-            return objective.terms(step)
-        of_attacker["attack_optimizer"] = "sgd"
-        return (made if method == "simulated" else contract)(**of_attacker).terms(step)
+        else:
+            of_attacker = {"attack_steps": steps, "attack_learning_rate": rate, "attack_optimizer": "sgd"}
+            objective = (made if method == "simulated" else contract)(**of_attacker)
+        objective.bind(D, torch.Generator().manual_seed(0), CLASSES)
+        return objective.terms(step)
 
     with pytest.warns(RuntimeWarning, match=f"diverged in its step {taken + 1}"):
         found = terms(2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import immunize
-from immunize import train
 from immunize.data import ROLES
 from immunize.data.digits import FiveDigits
 from immunize.errors import UserError
@@ -26,7 +24,7 @@ from immunize.objective.censor import Censor
 from immunize.pipeline.assemble import method_named
 from immunize.spectrum import cross_fitted_correlation
 from tests import reference as ref
-from tests.composing import compose_config, killed, same_weights, tiny_deep
+from tests.composing import compose_config
 from tests.objective.tiny import CLASSES, network, step_of
 
 
@@ -128,31 +126,9 @@ def test_a_probe_no_longer_learns_held_out_digits_and_d_p_stays() -> None:
         probe = RidgeClassifier(1e-2).fit(fit, harmful.fit.y.numpy())
         return float(probe.score(held, harmful.held_out.y.numpy()))
 
-    def own(of: Any, classifier: nn.Linear) -> float:
-        part = pretrain.held_out
-        return float((classifier(of(part.x.float())).argmax(1) == part.y).float().mean())
-
     assert probed(backbone) > 0.9
     assert probed(found.backbone) < 0.45
-    assert own(found.backbone, found.head) > own(backbone, head) - 0.02
-
-
-@pytest.mark.slow
-def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shorter = ("objective.max_steps=5", "objective.cache_frozen=true")
-    words = ("method=censor", *shorter, "method.depths=[layer4.0]", "method.erased=true")
-    record = train.run(tiny_deep(*words), tmp_path / "whole", quiet=True)
-    assert set(record["training"]["fit"]["watched"]) == {
-        f"c/{which}/{depth}/{kernel}"
-        for which in ("adversary", "answers")
-        for depth in ("features", "layer4.0")
-        for kernel in ("linear", "rbf")
-    }
-    with killed(monkeypatch, "immunize.pipeline.fit.Progress", 3):
-        train.run(tiny_deep(*words), tmp_path / "killed", quiet=True)
-    again = train.run(tiny_deep(*words, "resume=true"), tmp_path / "killed", quiet=True)
-    assert again["training"]["fit"]["resumed"] is not None
-    assert same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert found.accuracy["after"] > found.accuracy["before"] - 2  # of images that no step has seen
 
 
 @pytest.mark.parametrize(
@@ -197,13 +173,14 @@ def test_kappa_is_its_measure_only_with_the_terms_of_eq_11(weights: dict[str, fl
 
 def test_of_several_data_sets_the_one_that_is_told_best_is_watched() -> None:
     step = step_of(network(), classes=(2, 3), rows=30)
-    together, each = Censor(answers=0, kernels=["linear"]), []
+    together, each = Censor(answers=0, kernels=["linear"]), list[float]()
     together.terms(step.again())
     (features,) = step.look("harmful", ())
     for role in ("harmful:0", "harmful:1"):
         (rows,), labels = step.labelled(role, [features.detach()])
         each.append(float(cross_fitted_correlation(rows, labels, thirds(labels), together.rhos).max()))
-    (watched,) = together.watched.values()
+    ((name, watched),) = together.watched.items()
+    assert name == "c/adversary/features/linear"
     assert each[0] != each[1]
     assert float(watched) == pytest.approx(max(each), rel=1e-12)
     assert Censor(answers=0).trains_classifier
