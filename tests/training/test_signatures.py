@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
-from immunize.data import Part, Role
+from immunize.data import ROLES, Part, Role
 from immunize.data.pair import PairParts
 from immunize.errors import DivergedError
 from immunize.features import LinearExtractor
@@ -112,20 +112,20 @@ def test_theta_may_bring_r_ill_to_its_pole_and_away() -> None:
 # Ties.
 
 
+TOP, BOTTOM, TIED = (5, 5, 4, 3, 2, 1), (5, 4, 3, 2, 1, 1), (5, 5, 4, 3, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("terms", "role", "sigma", "name"),
     [
-        (("task", "well"), "pretrain", (5, 5, 4, 3, 2, 1), "sigma_max_tied"),
-        (("ill",), "harmful", (5, 4, 3, 2, 1, 1), "sigma_min_tied"),
-        (("kappa_pretrain",), "pretrain", (5, 5, 4, 3, 2, 1), "sigma_max_tied"),
-        (("kappa_pretrain",), "pretrain", (5, 4, 3, 2, 1, 1), "sigma_min_tied"),
-        (("kappa_harmful",), "harmful", (5, 5, 4, 3, 2, 1), "sigma_max_tied"),
-        (("kappa_harmful",), "harmful", (5, 4, 3, 2, 1, 1), "sigma_min_tied"),
-        (("task", "well"), "pretrain", (5, 4, 3, 2, 1, 1), None),
-        (("task", "well"), "harmful", (5, 5, 4, 3, 1, 1), None),
-        (("ill",), "harmful", (5, 5, 4, 3, 2, 1), None),
-        (("ill",), "pretrain", (5, 5, 4, 3, 1, 1), None),
-        (("task",), "pretrain", (5, 5, 4, 3, 1, 1), None),
+        (("task", "well"), "pretrain", TOP, "sigma_max_tied"),
+        (("ill",), "harmful", BOTTOM, "sigma_min_tied"),
+        *(((f"kappa_{role}",), role, TOP, "sigma_max_tied") for role in ROLES),
+        *(((f"kappa_{role}",), role, BOTTOM, "sigma_min_tied") for role in ROLES),
+        (("task", "well"), "pretrain", BOTTOM, None),
+        (("ill",), "harmful", TOP, None),
+        *((terms, role, TIED, None) for terms, role in ((("task", "well"), "harmful"), (("ill",), "pretrain"))),
+        (("task",), "pretrain", TIED, None),
     ],
 )
 def test_ties_that_a_gradient_needs_broken_are_told_and_no_others(
