@@ -113,13 +113,13 @@ def test_diverged_trial_counts_and_is_not_on_the_front(tmp_path: Path) -> None:
 
 def test_whatever_is_written_as_a_sweep_is_searched(tmp_path: Path) -> None:
     space = ["objective.learning_rate=choice(0.01,0.02)", "objective.epochs=int(interval(3,4))", "method=ill_only,ours"]
-    run_study(arguments(tmp_path, "n_trials=3", *space, "estimator=ridge"))
+    run_study(arguments(tmp_path, "n_trials=3", *space, "estimator=ridge", "selection=null"))
     for record in records_of(tmp_path).values():
         assert record["config"]["objective"]["learning_rate"] in (0.01, 0.02)
         assert record["training"]["fit"]["steps"] in (3, 4)
         assert record["method"] in ("ill_only", "ours")
         assert record["config"]["objective"]["lambda_ill"] == 1e8  # the row's, since the space is another
-    assert {row["estimator"] for row in csv_rows(tmp_path / PARETO)} == {"ridge"}
+    assert {(row["part"], row["estimator"]) for row in csv_rows(tmp_path / PARETO)} == {("fit", "ridge")}
     searched = {"objective.learning_rate", "objective.epochs", "method"}
     assert all(set(trial.params) == searched for trial in opened(tmp_path).trials)
 
@@ -127,15 +127,9 @@ def test_whatever_is_written_as_a_sweep_is_searched(tmp_path: Path) -> None:
 # What is refused.
 
 
-def test_selection_can_be_left_out(tmp_path: Path) -> None:
-    run_study(arguments(tmp_path, "n_trials=1", "selection=null"))
-    assert {row["part"] for row in csv_rows(tmp_path / PARETO)} == {"fit"}
-
-
-def test_study_of_other_settings_is_not_mixed_in(tmp_path: Path) -> None:
-    run_study(arguments(tmp_path, "n_trials=1"))
+def test_study_of_other_settings_is_not_mixed_in(stopped_and_continued: Twice) -> None:
     with pytest.raises(UserError, match=r"was begun with .*objective\.epochs=5.*another folder"):
-        run_study(arguments(tmp_path, "n_trials=2", "objective.learning_rate=0.5"))
+        run_study(arguments(stopped_and_continued[0], "n_trials=5", "objective.learning_rate=0.5"))
 
 
 @pytest.mark.parametrize(

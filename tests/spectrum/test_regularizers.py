@@ -56,21 +56,14 @@ every_shape = pytest.mark.parametrize(("rows", "columns"), [(4, 9), (9, 4), (6, 
 @every_term
 @every_shape
 @pytest.mark.parametrize("drop", [0, 2])
-def test_matrix_value_and_gradient_are_the_reference(term: Term, rows: int, columns: int, drop: int) -> None:
-    sigma = torch.logspace(1, -2, min(rows, columns) - drop, dtype=torch.float64)
-    s = ref.matrix_with_singular_values(sigma, rows, columns, seed=1)
-    assert float(term.matrix(s)) == pytest.approx(term.value(s), rel=1e-11)
-    assert error(gradient(term.matrix, s), term.slope(s)) < 1e-11
-
-
-@every_term
-@every_shape
-@pytest.mark.parametrize("drop", [0, 2])
-def test_feature_value_and_gradient_are_those_of_the_explicit_hessian(
+def test_values_and_gradients_are_the_references_of_a_matrix_and_of_the_explicit_hessian(
     term: Term, rows: int, columns: int, drop: int
 ) -> None:
-    sigma = torch.logspace(2, -2, min(rows, columns) - drop, dtype=torch.float64)
-    f = ref.features_with_eigenvalues(sigma, rows, columns, seed=2)
+    k = min(rows, columns) - drop
+    s = ref.matrix_with_singular_values(torch.logspace(1, -2, k, dtype=torch.float64), rows, columns, seed=1)
+    assert float(term.matrix(s)) == pytest.approx(term.value(s), rel=1e-11)
+    assert error(gradient(term.matrix, s), term.slope(s)) < 1e-11
+    f = ref.features_with_eigenvalues(torch.logspace(2, -2, k, dtype=torch.float64), rows, columns, seed=2)
     h = f.T @ f
     assert float(term.features(f)) == pytest.approx(term.value(h), rel=1e-9)
     assert term.spectrum(spectrum_of(f)) == pytest.approx(term.value(h), rel=1e-9)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -189,34 +188,35 @@ def test_learning_rate_falls_to_zero_over_the_last_share_of_the_steps(batch_size
         assert rates == pytest.approx([rate * share for share in expected])
 
 
-def test_a_step_of_several_batches_is_looked_at_once() -> None:
-    class Counting(BestLook):
-        seen = 0
+class Counting(BestLook):
+    """How often it looks."""
 
-        def look(self, trainer: Any, module: Any) -> None:
-            self.seen += 1
+    seen = 0
 
-    def looks(steps: Sequence[int], watch: Counting) -> int:
-        for step in steps:
-            watch.on_train_batch_end(SimpleNamespace(global_step=step), None, None, None, 0)  # type: ignore[arg-type]
-        return watch.seen
-
-    assert looks((1, 1, 2, 2, 3, 3, 4, 4), Counting(2, None)) == 2
-    going_on, cfg = Counting(2, None), tiny()
-    going_on.on_train_start(SimpleNamespace(global_step=2), module_of(cfg, data_of(cfg)))  # type: ignore[arg-type]
-    assert looks((2, 3, 3, 4, 4), going_on) == 1
+    def look(self, trainer: Any, module: Any) -> None:
+        self.seen += 1
 
 
-def test_a_step_of_several_batches_is_counted_logged_and_balanced_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_that_goes_on_is_not_looked_at_again_where_it_stopped() -> None:
+    watch, cfg = Counting(2, None), tiny()
+    watch.on_train_start(SimpleNamespace(global_step=2), module_of(cfg, data_of(cfg)))  # type: ignore[arg-type]
+    for step in (2, 3, 3, 4, 4):
+        watch.on_train_batch_end(SimpleNamespace(global_step=step), None, None, None, 0)  # type: ignore[arg-type]
+    assert watch.seen == 1
+
+
+def test_a_step_of_several_batches_is_looked_at_counted_logged_and_balanced_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     cfg = tiny("objective.epochs=6", "objective.batch_size=8")
     data, seen, logged = data_of(cfg), Trajectory(), MemoryLogger()
-    guard, watch = TheoremGuard(), Progress("a training")
-    balance = GradientBalance(1, every=2)
-    trainer = fit_module(
-        module_of(cfg, data), data, balance, guard, watch, seen, loggers=[logged], epochs=2, accumulate_grad_batches=2
-    )
+    guard, looks = TheoremGuard(), Counting(2, None)
+    callbacks = (GradientBalance(1, every=2), guard, looks, Progress("a training"), seen)
+    settings = {"loggers": [logged], "epochs": 2, "accumulate_grad_batches": 2}
+    trainer = fit_module(module_of(cfg, data), data, *callbacks, **settings)  # type: ignore[arg-type]
     batches, steps = len(seen.batches), trainer.global_step
     assert steps < batches
+    assert looks.seen == math.ceil(steps / 2)
     assert guard.counts["steps"] == steps
     assert len(logged.of("loss")) == len([row for _, row in logged.rows if "loss" in row]) == steps
     weights = [of["ill"] for of in seen.weights]

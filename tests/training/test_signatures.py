@@ -304,26 +304,18 @@ class Recorder(Objective):
         return {self.term: (theta * 0).sum() + value}
 
 
-def test_a_divergence_gets_its_name_between_two_looks() -> None:
+@pytest.mark.parametrize("size", [1, 1e90, 1e130, 1e200])
+def test_a_divergence_gets_its_name_between_two_looks_unless_it_is_beyond_numbers(size: float) -> None:
     cfg = tiny("objective.epochs=9")
     data = data_of(cfg)
     x = data.fit.harmful.x
     whitening = scaled(x, *(1 / float(s) for s in ref.eigenvalues(ref.hessian(x))))
     monitor = ImmunityMonitor(data.fit, every=100)
     with pytest.raises(DivergedError):
-        fit_module(module_of(cfg, data, Recorder(I, I, whitening, fail_at=2)), data, monitor)
+        fit_module(module_of(cfg, data, Recorder(I, I, whitening if size == 1 else I * size, fail_at=2)), data, monitor)
     found = {fact["name"]: fact["step"] for fact in monitor.signatures.facts()}
-    assert found["ill_denominator"] == 2
-
-
-@pytest.mark.parametrize("size", [1e90, 1e130, 1e200])
-def test_a_divergence_beyond_numbers_adds_no_error(size: float) -> None:
-    cfg = tiny("objective.epochs=9")
-    data = data_of(cfg)
-    monitor = ImmunityMonitor(data.fit, every=100)
-    with pytest.raises(DivergedError):
-        fit_module(module_of(cfg, data, Recorder(I, I * size, fail_at=1)), data, monitor)
-    assert monitor.signatures.facts() == []
+    assert found.get("ill_denominator") == (2 if size == 1 else None)
+    assert size == 1 or not found
 
 
 @pytest.mark.parametrize("every", [1, 2, 4])
