@@ -283,24 +283,15 @@ def test_an_attacker_that_stands_still_has_no_factor(step: DeepStep) -> None:
 
 def test_its_files_have_the_settings_of_censor() -> None:
     """Written out, since `immunize.immunize` reads them without Hydra."""
-    folder = Path(config_dir()) / "method"
-    mine, censor = (dict(OmegaConf.load(folder / f"{name}.yaml")) for name in ("contract", "censor"))
-    other = {"name", "_target_", "attack_steps"}
-    assert {name: mine[name] for name in censor.keys() - other} == {
-        name: censor[name] for name in censor.keys() - other
-    }
-    rows = [OmegaConf.load(folder / "own" / f"{name}.yaml") for name in ("contract", "censor")]
+    folder, names = Path(config_dir()) / "method", ("contract", "censor")
+    mine, censor = (dict(OmegaConf.load(folder / f"{name}.yaml")) for name in names)
+    assert all(mine[key] == censor[key] for key in censor.keys() - {"name", "_target_", "attack_steps"})
+    rows = [OmegaConf.load(folder / "own" / f"{name}.yaml") for name in names]
     assert rows[0] == rows[1]
-
-
-@pytest.mark.parametrize("model", ["resnet_small", "vit_small"])
-def test_on_digits_it_has_the_values_of_censor(model: str) -> None:
-    mine, censor = (
-        compose_config("pretrain=digits", f"model={model}", f"method={name}") for name in ("contract", "censor")
-    )
-    weights = ("adversary", "answers", "features", "logits")
-    assert [mine.method[name] for name in weights] == [censor.method[name] for name in weights]
-    assert mine.objective == censor.objective
+    for model in ("resnet_small", "vit_small"):
+        on_digits = [compose_config("pretrain=digits", f"model={model}", f"method={name}") for name in names]
+        weights = [[of.method[key] for key in ("adversary", "answers", "features", "logits")] for of in on_digits]
+        assert (weights[0], on_digits[0].objective) == (weights[1], on_digits[1].objective)
 
 
 @pytest.mark.parametrize(
