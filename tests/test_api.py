@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import os
@@ -165,10 +164,10 @@ def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(network: Network, caplo
     assert str(good).endswith("Definition 3.1 holds on these rows")
 
 
-def learnable(seed: int, classes: int, n: int = 160) -> DataLoader[Any]:
+def learnable(seed: int, classes: int) -> DataLoader[Any]:
     """Classes that a probe tells apart."""
-    x = torch.randn(n, 20, generator=torch.Generator().manual_seed(seed))
-    y = torch.arange(n) % classes
+    x = torch.randn(160, 20, generator=torch.Generator().manual_seed(seed))
+    y = torch.arange(160) % classes
     return DataLoader(TensorDataset(x + 3 * torch.eye(20)[y + seed], y), batch_size=40)
 
 
@@ -190,7 +189,7 @@ def test_a_method_that_does_not_aim_at_kappa_is_told_by_what_can_be_learned(
     assert f"what a ridge probe learns (c): D_H {c['before']:.2f} → {c['after']:.2f}, D_P " in str(found)
     for failing in (found, replace(found, verdicts=replace(found.verdicts, a=False, b=False, c=True))):
         assert failing.what_failed == ""
-        assert str(failing).endswith("κ is not what this method aims at: c is its measure, and not (i), (ii) and RIR")
+        assert str(failing).endswith("c is its measure, and not (i), (ii) and RIR")
     fallen = replace(found, verdicts=replace(found.verdicts, a=False, b=False, c=False)).what_failed
     assert fallen.startswith("Definition 3.1 fails (c): ")
     assert "multiplier" not in fallen
@@ -227,49 +226,26 @@ def test_weights_of_ours_are_balanced_again_while_it_trains(network: Network, mo
     assert 0 < last < 10 * first
 
 
-@functools.cache
-def trained() -> tuple[nn.Sequential, nn.Linear, list[Tensor]]:
-    """A network that somebody has trained on 4,000 rows of ten overlapping classes; means of these, and of 20 more."""
-    draws = torch.Generator().manual_seed(0)
-    means = [0.45 * torch.randn(classes, 20, generator=draws) for classes in (10, 20)]
-    torch.manual_seed(0)
-    body, head = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()), nn.Linear(64, 10)
-    x, y = drawn(means[0], 4000, draws).tensors
-    optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()], 1e-2)
-    for _ in range(150):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(head(body(x)), y).backward()
-        optimizer.step()
-    return body, head, means
+@pytest.mark.parametrize("method", ["none", "ours"])
+def test_answers_are_kept_whatever_the_labels(network: Network, method: str) -> None:
+    """A loader whose labels a few steps would fit is then not fitted; θ_0 itself has no distance from its answers."""
+    answers, labels = (immunized(network, method=method, keep=keep, steps=40) for keep in ("answers", "labels"))
+    assert answers.accuracy["agreement"] > 95
+    assert labels.accuracy["agreement"] < 70
+    assert torch.allclose(answers.backbone.last.weight, network[0].last.weight, atol=1e-6) is (method == "none")
 
 
-def drawn(means: Tensor, n: int, draws: torch.Generator, shares: Tensor | None = None) -> TensorDataset:
-    y = torch.multinomial(torch.ones(len(means)) if shares is None else shares, n, True, generator=draws)
-    return TensorDataset(means[y] + torch.randn(n, 20, generator=draws), y)
-
-
-def accuracy(body: nn.Module, head: nn.Module, rows: TensorDataset) -> float:
-    x, y = rows.tensors
+@pytest.mark.parametrize(("method", "fitted_to_all"), [("erase", False), ("closed_form", True)])
+def test_the_rows_that_judge_d_p_are_none_that_a_classifier_was_fitted_to(
+    network: Network, method: str, fitted_to_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A map without an inverse has its classifier fitted again."""
+    seen: list[Tensor] = []
+    append = api._appended
+    monkeypatch.setattr(api, "_appended", lambda *of: (seen.append(of[3]["pretrain"][0]), append(*of))[1])
+    immunized(network, method=method, options={"shrinkage": 0.1} | ({} if fitted_to_all else {"rank": 2}))
     with torch.no_grad():
-        return 100 * float((head(body(x)).argmax(1) == y).double().mean())
-
-
-def test_a_network_of_others_is_not_fitted_to_an_uneven_sample_of_its_data() -> None:
-    """Many rows of the first classes and hardly any of the last, to whose labels a few steps would fit it."""
-    (body, head, means), draws = trained(), torch.Generator().manual_seed(1)
-    sample = drawn(means[0], 300, draws, 0.6 ** torch.arange(10.0))
-    rest, harmful = drawn(means[0], 5000, draws), drawn(means[1], 400, draws)
-    both = DataLoader(sample, 50), DataLoader(harmful, 50)
-    gained: dict[str, list[float]] = {}
-    for keep in ("answers", "labels"):
-        found = immunize.immunize(body, head, *both, trainable="2", steps=60, learning_rate=1e-2, keep=keep)
-        gained[keep] = [accuracy(found.backbone, found.head, of) - accuracy(body, head, of) for of in (sample, rest)]
-        assert found.verdicts.b
-        assert found.ratios["spectrum"].intervals["rir"][0] > 2
-    assert gained["labels"][0] > 10
-    assert gained["labels"][1] < -10
-    assert -5 < gained["answers"][0] < 5
-    assert -3 < gained["answers"][1] < 3
+        assert torch.equal(seen[0], network[0](X if fitted_to_all else X[~set_aside(X)]))
 
 
 def test_ratios_are_those_of_the_features_of_both_loaders(network: Network) -> None:
@@ -315,13 +291,6 @@ def test_frozen_part_is_computed_once_an_image_and_changes_nothing(
     assert once.ratios["spectrum"].ratio.rir == pytest.approx(always.ratios["spectrum"].ratio.rir, rel=1e-4)
     if not shuffle:  # every batch comes back as it was
         assert torch.equal(once.backbone.last.weight, always.backbone.last.weight)  # type: ignore[union-attr, arg-type]
-
-
-@pytest.mark.parametrize("method", ["ill_only", "well_only", "opt_kappa", "imma", "none"])
-def test_every_method_trains(network: Network, method: str) -> None:
-    found = immunized(network, method=method, steps=3, learning_rate=1e-3)
-    assert found.steps == 3
-    assert not torch.equal(found.backbone.last.weight, network[0].last.weight) or method == "none"  # type: ignore[union-attr, arg-type]
 
 
 def test_closed_form_keeps_every_logit(network: Network) -> None:
@@ -373,7 +342,7 @@ def test_the_callers_process_is_left_as_it_was(network: Network, mode: Any, monk
     assert [one.worker_init_fn for one in both] == [None, None]
 
 
-def test_a_seed_gives_the_same_whatever_the_callers_state(network: Network) -> None:
+def test_a_seed_gives_the_same_whatever_the_callers_state_and_precision(network: Network) -> None:
     def once(seed: int) -> immunize.Immunized:
         shuffled = loaders(shuffle=True)
         return immunize.immunize(*network, *shuffled, method="imma", trainable=["last"], steps=6, seed=seed)
@@ -382,7 +351,7 @@ def test_a_seed_gives_the_same_whatever_the_callers_state(network: Network) -> N
     random.seed(5)
     np.random.seed(5)  # noqa: NPY002
     torch.manual_seed(5)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         same, other = once(0), once(1)
     weights = [found.backbone.last.weight for found in (one, same, other)]  # type: ignore[union-attr]
     assert torch.equal(weights[0], weights[1])  # type: ignore[arg-type]
@@ -396,11 +365,9 @@ def test_a_seed_gives_the_same_whatever_the_callers_state(network: Network) -> N
         ({"method": "magic"}, "unknown method 'magic'"),
         ({"lambda_well": 1.0}, "both lambda_well and lambda_ill"),
         ({"steps": 0}, "at least 1"),
-        ({"multiplier": 4}, r"^multiplier has to be one of \(1, 2, 3, 5\)"),
         ({"trainable": ["nothing"]}, "nothing"),
         ({"options": {"budget": 3}}, "no option budget"),
         ({"method": "closed_form", "options": {"budget": 0.5}}, "at least 1"),
-        ({"learning_rate": math.nan}, "learning_rate has to be positive and finite, it is nan"),
         ({"label_smoothing": 1}, "label_smoothing has to be at least 0 and below 1, it is 1"),
         ({"keep": "both"}, "keep has to be answers or labels, it is 'both'"),
         ({"steps": 2.5}, "steps has to be an int, it is 2.5"),
@@ -439,7 +406,6 @@ def test_wrong_settings_are_explained(network: Network, options: dict[str, Any],
         ({"pretrain": loader(1).dataset}, "put a DataLoader around the data set"),
         ({"pretrain": [(torch.ones_like(X), Y)]}, "columns of D_P's features are constant"),
         ({"harmful": [loader(2), loader(3)]}, r"harmful_loader holds several loaders, and one is .*ConcatDataset"),
-        ({"harmful": (list(loader(2)), list(loader(3)))}, "harmful_loader holds several loaders"),
         ({"backbone": nn.GRU(20, D)}, r"the backbone has to return one tensor \(N, D\), it returns tuple"),
     ],
 )
@@ -460,10 +426,7 @@ def test_a_last_batch_of_one_row_is_measured_and_not_trained_on(network: Network
     assert math.isfinite(found.ratios["spectrum"].ratio.rir)
 
 
-def test_data_that_cannot_be_told_apart_or_judged_are_refused(network: Network) -> None:
-    few = learnable(1, CLASSES, n=2), learnable(5, 4)
-    with pytest.raises(UserError, match="D_P has too few rows, 2, to judge a map"):
-        immunize.immunize(*network, *few, method="erase", trainable="last")
+def test_data_that_cannot_be_told_apart_are_refused(network: Network) -> None:
     shuffled = loader(1, batch_size=50, shuffle=True)
     same = DataLoader(TensorDataset(torch.ones(70, 20), torch.arange(70) % 4), batch_size=40)
     for method in ("ours", "closed_form", "erase", "censor"):
@@ -504,24 +467,8 @@ def test_preconditioning_is_what_the_option_says_or_is_refused(network: Network)
     default, none, features = (immunized(network, options=given, steps=3).backbone.state_dict() for given in options)
     assert all(torch.equal(default[key], none[key]) for key in default)
     assert not all(torch.equal(default[key], features[key]) for key in default)
-    for given in ({"options": {"precondition": "inverse_free"}}, {"method": Ours(0.1, 2.0)}):
-        with pytest.raises(UserError, match=r"inverse_free.*there are features, none"):
-            immunized(network, steps=3, **given)
-
-
-def test_the_rows_that_judge_d_p_are_none_that_a_classifier_was_fitted_to() -> None:
-    """Behind `erase`, of few rows: 300 of 64 features, whose accuracy is that of rows never seen."""
-    (body, head, means), draws = trained(), torch.Generator().manual_seed(0)
-    lost = []
-    for _ in range(5):
-        both = (DataLoader(drawn(of, n, draws), batch_size=100) for n, of in zip((300, 400), means, strict=True))
-        found = immunize.immunize(body, head, *both, method="erase", options={"rank": 19, "shrinkage": 0.01})
-        fresh = drawn(means[0], 5000, draws)
-        of_fresh = accuracy(body, head, fresh) - accuracy(found.backbone, found.head, fresh)
-        lost.append((found.accuracy["before"] - found.accuracy["after"], of_fresh))
-    told, true = np.mean(lost, axis=0)
-    assert true > 8
-    assert told > true - 4  # five times 60 rows: a standard error of 3 points
+    with pytest.raises(UserError, match=r"inverse_free.*there are features, none"):
+        immunized(network, steps=3, method=Ours(0.1, 2.0))
 
 
 def test_a_map_adds_no_directions_by_rounding(network: Network) -> None:
@@ -533,12 +480,6 @@ def test_a_map_adds_no_directions_by_rounding(network: Network) -> None:
     ratio = found.ratios["spectrum"].ratio
     assert {ratio.kappa_pretrain.rank, ratio.kappa_pretrain_baseline.rank} == {17}
     assert ratio.ratio_pretrain < 1
-
-
-def test_numbers_are_those_without_autocast(network: Network) -> None:
-    plain = immunized(network, steps=5)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert immunized(network, steps=5).ratios == plain.ratios
 
 
 def test_what_comes_back_can_be_trained_as_what_was_given(network: Network) -> None:
