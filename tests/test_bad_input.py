@@ -85,8 +85,6 @@ STOPPING = "objective.early_stopping=true objective.epochs=4 objective.check_eve
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ("objective.batch_size=100000", ["objective.batch_size=100000", "larger than both data sets"]),
-        ("method=imma method.inner_steps=0", ["method.inner_steps", "at least 1"]),
         ("harmful=synthetic objective.loss=bce", ["objective.loss=bce", "regression", "objective.loss=mse"]),
         ("harmful=digits5to9 objective.loss=mse", ["objective.loss=mse", "no classes", "objective.loss=ce"]),
         ("objective.loss=ce", ["objective.loss=ce", "classification", "binary", "objective.loss=mse"]),
@@ -98,7 +96,6 @@ STOPPING = "objective.early_stopping=true objective.epochs=4 objective.check_eve
         ("method._target_=collections.Counter", ["method._target_ has to make an Objective, it makes a Counter"]),
         ("objective.optimizer.betas=[2,3]", ["objective.optimizer", "beta"]),
         ("+objective.optimizer.lr=1", ["lr cannot be set here"]),
-        ("model.init=foo", ["model.init", "foo", "orthogonal"]),
         ("method.precondition=dummy model.ridge=abc", ["LinearExtractor"]),
         ("+harmful.pear=[0,1]", ["pear"]),
         (f"{STOPPING} objective.batch_size=null", ["check_every=50 looks at none of the 4 steps"]),

@@ -476,24 +476,10 @@ def test_every_setting_of_a_pretraining(tmp_path: Path) -> None:
     every_setting_counts(pretrain_numbers, "pretrain_theta", (*small, *short), (World(),), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("words", "name", "why"),
-    [
-        (TABLE, "deep.groups", "it is for networks"),
-        (TABLE, "objective.patience", "objective.early_stopping is off"),
-        (TABLE, "pretrain.angle", "the data set does not use it as pretrain"),
-        ((*TABLE, "method=none"), "objective.lambda_ill", "the method has no R_ill"),
-        ((*TABLE, "method=closed_form"), "objective.epochs", "takes no steps"),
-        ((*TABLE, "objective.balance=true"), "objective.lambda_well", "objective.balance sets it"),
-        (NETWORK, "probe_steps", "a network has deep.probe_steps"),
-        (NETWORK, "harmful.pair", "the data set does not use it as images"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_was_asked_for_and_does_nothing_is_refused(
-    words: tuple[str, ...], name: str, why: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=f"{name} has no effect here: .*{why}"):
+@pytest.mark.parametrize(("words", "name"), [(TABLE, "deep.groups"), (NETWORK, "probe_steps")])
+def test_what_was_asked_for_and_does_nothing_is_refused(words: tuple[str, ...], name: str, tmp_path: Path) -> None:
+    """What that is has been seen above."""
+    with pytest.raises(UserError, match=f"{name} has no effect here: "):
         train.run(composed("train", *words), tmp_path / "run", quiet=True, given=[name])
 
 

@@ -126,10 +126,10 @@ def test_random_settings(command: str, linear: Path, network: Path, tmp_path: Pa
 # Whatever a data file holds: data, or an error that names it.
 
 
-def table(rows: int = 12) -> str:
+def table() -> str:
     """House Prices' columns, half of the rows for each role."""
-    numbers = np.random.default_rng(0).integers(99, size=(rows, len(COLUMNS))).astype(str)
-    numbers[:, COLUMNS.index("MSZoning")] = ["RL", "RM"] * (rows // 2)
+    numbers = np.random.default_rng(0).integers(99, size=(12, len(COLUMNS))).astype(str)
+    numbers[:, COLUMNS.index("MSZoning")] = ["RL", "RM"] * 6
     return "\n".join(map(",".join, [COLUMNS, *numbers]))
 
 
@@ -151,25 +151,10 @@ def test_damaged_table(content: bytes, tmp_path: Path) -> None:
         house_prices(content, tmp_path)
 
 
-ROW = table().splitlines()[1]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (table().replace("\n", "\n" + "x" * 5_000_000 + ",", 1), "more fields than the header"),
-        (table().replace("\n", ",\n"), "more fields than the header|columns too many"),
-        (f"{table()}\n{ROW.rpartition(',')[0]},1e400", "target SalePrice has entries|infinite numbers"),
-    ],
-    ids=["a field of 5 MB", "commas at the end", "1e400"],
-)
-def test_tables_of_wrong_types_and_huge_ones(content: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=message):
+def test_a_row_with_a_field_of_5_mb_too_many_is_refused(tmp_path: Path) -> None:
+    content = table().replace("\n", "\n" + "x" * 5_000_000 + ",", 1)
+    with pytest.raises(DataError, match="more fields than the header"):
         house_prices(content.encode(), tmp_path)
-
-
-def test_table_of_many_rows_is_read(tmp_path: Path) -> None:
-    house_prices(table(4_000).encode(), tmp_path)
 
 
 @cases(40)
