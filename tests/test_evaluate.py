@@ -39,22 +39,17 @@ def test_what_a_card_says_of_the_run_is_what_its_configuration_says(folder: Path
 TAMPERED: dict[str, dict[tuple[str, ...], Callable[[Any], Any]]] = {
     "finished_run": {
         ("metrics", "fit", "spectrum", "rir"): lambda old: old * (1 + 1e-4),
-        ("metrics", "held_out", "ridge", "ratio_pretrain"): lambda old: -old,
         ("metrics", "fit", "released", "kappa_pretrain_baseline"): lambda old: None,
         ("metrics", "fit", "spectrum", "facts", "kappa_harmful", "rank"): lambda old: old - 1,
-        ("metrics", "held_out", "spectrum", "facts", "kappa_pretrain", "gap_bottom"): lambda old: old * 2,
         ("verdicts", "b"): lambda old: not old,
-        ("verdicts", "loss_immunized"): lambda old: old * 0.99,
-        ("verdicts", "held_out", "a"): lambda old: not old,
+        ("verdicts", "held_out", "loss_immunized"): lambda old: old * 0.99,
         ("steps_to_norm_ratio", "fit", "harmful", "immunized", "0.1"): lambda old: 1,
-        ("steps_to_norm_ratio", "held_out", "pretrain", "identity", "0.01"): lambda old: 3,
         # what figures are drawn from
         ("curves", "norm_ratio", "fit", "harmful", "immunized", "ratio"): lambda old: [old[0], 0.999, *old[2:]],
         ("spectra", "held_out", "harmful", "immunized", "sigma"): lambda old: [*old[:-1], old[-1] / 2],
     },
     "finished_network": {
         ("metrics", "fit", "spectrum", "rir"): lambda old: old * (1 + 1e-4),
-        ("metrics", "held_out", "ridge", "facts", "kappa_harmful", "sigma_min"): lambda old: old * 2,
         ("metrics_groups", "held_out", "released", "kappa_pretrain_baseline"): lambda old: old * 2,
         ("verdicts", "held_out", "ratio_harmful"): lambda old: old * 2,
         ("verdicts_groups", "accuracy_after"): lambda old: old + 1,

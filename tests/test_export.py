@@ -67,15 +67,15 @@ def test_timm_loads_it_by_the_command_of_its_card_too_and_has_the_same_logits(
 
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:
-    finished_run(tmp_path, config={"model": {"name": "linear"}})
-    with pytest.raises(UserError, match="trained a linear model"):
-        export.run(tmp_path)
-    finished_run(tmp_path, status="diverged")
-    with pytest.raises(CheckpointError, match="is 'diverged'"):
-        export.run(tmp_path)
-    finished_run(tmp_path, config={"model": {"architecture": "resnet34", "kwargs": {}, "kind": "deep"}})
-    with pytest.raises(CheckpointError, match="does not fit resnet34: it lacks"):
-        export.run(tmp_path)
+    other = {"architecture": "resnet34", "kwargs": {}, "kind": "deep"}
+    for changes, words in (
+        ({"config": {"model": {"name": "linear"}}}, "trained a linear model"),
+        ({"status": "diverged"}, "is 'diverged'"),
+        ({"config": {"model": other}}, "does not fit resnet34: it lacks"),
+    ):
+        finished_run(tmp_path, **changes)
+        with pytest.raises(UserError, match=words):
+            export.run(tmp_path)
     edit_json(tmp_path / "record.json", lambda record: record.pop("method"))
     with pytest.raises(UserError, match=r"holds no run of immunize\.train"):
         export.run(tmp_path)

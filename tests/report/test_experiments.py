@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from immunize.evaluation import deep, numbers
 from immunize.report import experiments, naming
 from immunize.report.__main__ import main
 from immunize.report.curves import IDENTITY, NORM_RATIOS, csv_of, norm_ratio_bands, read_bands
@@ -20,7 +19,6 @@ from immunize.report.provenance import provenance_rows
 from immunize.report.published import read_published
 from immunize.report.runs import Runs, expected_runs, flat_settings, swept
 from immunize.report.table import short, summary_text
-from immunize.spectrum import HARDER_BY
 from tests.commands import Called
 from tests.report.making import (
     EXPERIMENTS,
@@ -82,11 +80,6 @@ def test_missing_published_numbers_are_said_to_be_missing(table1: list[Record], 
     assert "There is no published column: the file of published numbers is missing." in text
     assert "paper, Table" not in text
     assert "in the paper" not in text
-
-
-def test_the_threshold_that_is_told_is_the_one_applied() -> None:
-    assert naming.HARDER_BY == HARDER_BY
-    assert (naming.PARTS, naming.RATIOS) == (deep.PARTS, numbers.RATIOS)
 
 
 @pytest.mark.parametrize(
@@ -361,12 +354,6 @@ def test_the_command_writes_the_report(
     assert max(map(len, lines)) <= 100, "many runs of any kind fit a screen"
     assert all(any(line.startswith(f" {method} ") for line in lines) for method in METHODS)
     assert sum("held out" in line for line in lines) == len(METHODS)
-
-
-def test_errors_are_one_message(tmp_path: Path, called: Called) -> None:
-    for given in ([], ["experiment=table1"]):
-        done = called(main, f"runs={tmp_path}", *given)
-        assert (done.code, f"error: {tmp_path} holds no finished record" in done.err) == (1, True)
 
 
 def test_help_names_every_experiment(called: Called) -> None:

@@ -164,12 +164,10 @@ def test_many_pairs_give_the_mean_over_pairs_of_both(groups: list[list[float]]) 
     ("groups", "text"),
     [
         ([[2.0, 4.0]], "3 ± 1.41"),
-        ([[3.0]], "3"),
         ([[3.0], [5.0]], "4"),
         ([[25.43] * 3], "25.4 ± 0"),  # whose mean is another number in float64
         ([[25.43, 25.43, 25.44]], "25.4 ± 0.00577"),
         ([[]], NOTHING),
-        ([], NOTHING),
         ([[None, None]], "∞"),
         ([[2.0, 4.0, None]], "3 ± 1.41 (∞ in 1 of 3)"),
         ([[1.0, 1.0, 100.0]], "34 ± 57.2 (median 1, geo. mean 4.64)"),
@@ -184,10 +182,7 @@ def test_cell_text(groups: list[list[float | None]], text: str) -> None:
     ("value", "text"),
     [
         (0.0, "0"),
-        (1.0, "1"),
-        (0.1234, "0.123"),
         (99.95, "100"),
-        (123.4, "123"),
         (12345.6, "12,346"),
         (1.5e6, "1.50e+06"),
         (0.00012, "1.20e-04"),

@@ -12,15 +12,16 @@ import pandas as pd
 import pytest
 from matplotlib.image import imread
 
+from immunize.evaluation import deep, numbers
 from immunize.records import read_record
-from immunize.report import results
+from immunize.report import naming, results
 from immunize.report.curves import PROBE_ACCURACIES, PROBES, THETA_0, csv_of, probe_bands, read_bands
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
 from immunize.report.naming import PARTS, RATIOS
 from immunize.report.results import by_setting
 from immunize.report.table import short
-from immunize.spectrum import ACCURACY_SLACK
+from immunize.spectrum import ACCURACY_SLACK, HARDER_BY
 from tests.report.making import EXPERIMENTS, Record, reported, row, shown, tables_of, with_change
 
 DIGITS = EXPERIMENTS / "table3_digits"
@@ -86,8 +87,9 @@ def test_a_name_with_a_bar_stays_in_its_cell(records: list[Record], tmp_path: Pa
     assert {line.count(" |") for line in named} <= {head.count(" |") for head in heads}
 
 
-def test_the_thresholds_that_are_told_are_those_applied() -> None:
-    assert results.MOST_POINTS == ACCURACY_SLACK
+def test_what_is_told_of_thresholds_and_parts_is_what_is_applied() -> None:
+    assert (naming.HARDER_BY, results.MOST_POINTS) == (HARDER_BY, ACCURACY_SLACK)
+    assert (naming.PARTS, naming.RATIOS) == (deep.PARTS, numbers.RATIOS)
 
 
 def test_an_interval_without_ends_is_unbounded(records: list[Record], tmp_path: Path) -> None:
