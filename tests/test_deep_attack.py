@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from immunize import attack
 from immunize.attack import FEATURES, assemble
 from immunize.attack_grid.run import RESULTS
+from immunize.checkpoints import save_checkpoint
 from immunize.errors import CheckpointError, DataError, MissingDataError, UserError
 from immunize.evaluation.attacks import Attack, AttackData, Budget, ImagesAlone, Ridge, StageProbes
 from immunize.features import load_weights, save_weights
@@ -318,10 +319,8 @@ def test_card_has_the_numbers_of_a_network(original: Path) -> None:
         for estimator, of in card["ratios_groups"][part].items():
             assert of["rir"] == record["metrics_groups"][part][estimator]["rir"]
     text = card_text(card, found)
-    assert any(line.startswith("no benign third task: none was named") for line in not_tried(found))
     assert "No benign third task: none was named" in text
     assert "2 groups of 8" in text
-    json.dumps(card, allow_nan=False)
 
 
 # Mistakes.
@@ -359,8 +358,6 @@ def test_weights_and_data_that_are_not_the_runs_are_refused(folder: Path, tmp_pa
 
 
 def test_linear_model_has_no_weights_to_move_and_no_image_data_sets(tmp_path: Path) -> None:
-    from immunize.checkpoints import save_checkpoint
-
     save_checkpoint(tmp_path / CHECKPOINT, {"fit": torch.eye(64, dtype=torch.float64)}, {}, config_hash="")
     linear = (f"checkpoint={tmp_path / CHECKPOINT}", "harmful=digits")
     with pytest.raises(UserError, match="a linear model has none"):

@@ -44,7 +44,7 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 
 
 def test_honest_folder_agrees_and_is_left_as_it_is(folder: Path) -> None:
-    """Attacks are repeated, not read from their cells, and seconds may differ."""
+    """Attacks are repeated, not read from their cells, and seconds may differ; a run without any is its record."""
     for cell in (folder / ATTACK_CELLS).iterdir():
         edit_json(cell, lambda content: content["curves"]["steps"]["test"].clear())
 
@@ -55,6 +55,9 @@ def test_honest_folder_agrees_and_is_left_as_it_is(folder: Path) -> None:
     before = files_of(folder)
     assert verify.run(folder) == []
     assert files_of(folder) == before
+    for name in (ATTACK_RECORD, CARD_JSON, CARD_MD):
+        (folder / name).unlink()
+    assert verify.run(folder) == []
 
 
 CHANGED: tuple[tuple[Any, ...], ...] = (
@@ -118,12 +121,6 @@ def test_a_checkpoint_that_has_no_condition_number_is_refused(folder: Path) -> N
     save_checkpoint(folder / CHECKPOINT, {"fit": theta}, {}, config_hash=read_record(folder)["config_hash"])
     with pytest.raises(CheckpointError, match="gives no numbers any more"):
         verify.run(folder)
-
-
-def test_run_without_attacks_or_card_is_its_record(folder: Path) -> None:
-    for name in (ATTACK_RECORD, CARD_JSON, CARD_MD):
-        (folder / name).unlink()
-    assert verify.run(folder) == []
 
 
 def test_folders_that_cannot_be_verified_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -170,12 +170,6 @@ def test_runs_that_all_diverged_are_a_report_or_a_sentence(name: str, base: Reco
         assert ("diverged" if name != "html sweep" else "Nothing was evaluated, and there is no verdict") in text
 
 
-def test_list_of_a_sweep_none_of_whose_runs_are_there(table1: list[Record], tmp_path: Path) -> None:
-    folder = written(table1, tmp_path / "runs")
-    (folder / SWEEP).write_text(json.dumps({"runs": ["another"]}))
-    assert "holds no finished record" in refusal(write_sweep_page, folder, tmp_path / "out")
-
-
 # Of a run's attackers.
 
 

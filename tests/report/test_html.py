@@ -117,10 +117,6 @@ def test_attacked_run_begins_with_its_best_scores_and_retention(
     page = check(run_page(record, attack, None))
     first = next(attributes for tag, attributes in page.elements if tag in ("img", "table"))
     assert first["alt"].startswith("Best score by tier")
-    assert [axis.get_title(loc="left") for axis in figures[0].axes] == [
-        f"{record['data']['pretrain']['name']}: {kind} task" for kind in ("harmful", "pre-training")
-    ]
-    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["θ$_0$", record["method"]]
     for axis, of in zip(figures[0].axes, attack["results"].values(), strict=True):
         tiers = of["immunized"].values()
         heights = [bar.get_height() for bar in axis.patches]  # type: ignore[attr-defined]

@@ -258,17 +258,6 @@ def changed(attack: dict[str, Any], **verdict: Any) -> dict[str, Any]:
     return other
 
 
-def without_differences(attack: dict[str, Any]) -> dict[str, Any]:
-    """A record of before."""
-    other = copy.deepcopy(attack)
-    for tiers in other["results"]["harmful"].values():
-        for found in tiers.values():
-            del found["difference"]
-    for facts in other["tasks"].values():
-        del facts["rows_moved"]
-    return other
-
-
 def test_sentence_follows_from_the_verdict(attack: dict[str, Any]) -> None:
     held = {"T0": True, "T1": True, "T2": False, "T3": False}
     other = changed(attack, held=held, highest_tier="T1", unbroken_up_to="T1", first_broken="T2")
@@ -279,7 +268,8 @@ def test_sentence_follows_from_the_verdict(attack: dict[str, Any]) -> None:
     assert sentence.endswith("steps never instead of 3")
     found["difference"] = {"values": [0.1, 0.2, None], "errors": [0.0, 0.0, None]}
     assert "a difference of 0.15 (0.05 to 0.25), steps never" in verdict_sentence(other, "harmful")
-    assert "a difference" not in verdict_sentence(without_differences(other), "harmful")
+    del found["difference"]  # a record of before
+    assert "a difference" not in verdict_sentence(other, "harmful")
     nowhere = changed(
         attack, held=dict.fromkeys(held, False), highest_tier=None, unbroken_up_to=None, first_broken="T0"
     )
