@@ -61,6 +61,12 @@ def test_each_side_holds_as_many_images_of_each_label_as_the_rarest_digit_has(pa
             assert len(part) == fewest * len(side)
 
 
+def test_another_seed_draws_other_images() -> None:
+    first, again, other = (originals(Digits((3, 8), "pretrain", seed).load().fit) for seed in (0, 0, 1))
+    assert (first == again).all()
+    assert set(first) != set(other)
+
+
 def test_five_digits_a_role_have_their_labels_and_the_same_standardized_images() -> None:
     seen: set[int] = set()
     for role, first in (("pretrain", 0), ("harmful", 5)):
