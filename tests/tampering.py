@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from immunize.records import RECORD
-
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change the content of a JSON file in place."""
@@ -25,11 +23,6 @@ def change_at(content: Any, keys: Sequence[Any], change: Callable[[Any], Any]) -
         content = content[key]
     before, content[last] = content[last], change(content[last])
     assert content[last] != before, keys
-
-
-def rewrite_record(folder: Path, **values: Any) -> None:
-    """Give keys of a run's record other values."""
-    edit_json(folder / RECORD, lambda record: record.update(values))
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:

@@ -372,7 +372,6 @@ def test_a_seed_gives_the_same_whatever_the_callers_state_and_precision(network:
         ({"trainable": ["nothing"]}, "nothing"),
         ({"options": {"budget": 3}}, "no option budget"),
         ({"method": "closed_form", "options": {"budget": 0.5}}, "at least 1"),
-        ({"label_smoothing": 1}, "label_smoothing has to be at least 0 and below 1, it is 1"),
         ({"keep": "both"}, "keep has to be answers or labels, it is 'both'"),
         ({"steps": 2.5}, "steps has to be an int, it is 2.5"),
         ({"learning_rate": "a"}, "learning_rate has to be positive and finite, it is 'a'"),

@@ -23,14 +23,13 @@ from immunize.errors import CheckpointError, DataError, MissingDataError, UserEr
 from immunize.evaluation.attacks import Attack, AttackData, Budget, ImagesAlone, Ridge, StageProbes
 from immunize.features import load_weights, save_weights
 from immunize.features.append import MAP_OFF
-from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, read_record, whole_config
+from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, read_record, whole_config, write_record
 from immunize.report.attacks.one_run import not_tried
 from immunize.report.card import card_of, card_text
 from immunize.report.one_run import show_record
 from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, TINY_T4, compose_attack, target_of, timeless
 from tests.composing import FEW_DIGITS, run_tiny_deep
 from tests.data.image_files import write_noisy_classes
-from tests.tampering import rewrite_record
 
 D = 12
 NETWORK = ("model=resnet_small", f"model.kwargs.channels=[4,8,8,{D}]", "harmful=digits", *FEW_DIGITS)
@@ -331,8 +330,6 @@ def test_card_has_the_numbers_of_a_network(original: Path) -> None:
     [
         (("tasks=[other]",), "no task 'other' here; there are harmful, pretrain"),
         (("tasks=[pretrain]",), "has to name it"),
-        (("images=3",), "images has to be 10 or more"),
-        (("workers=-1",), "workers"),
         (("reference=nowhere",), "θ_0's weights are not at nowhere: name their file with reference="),
     ],
 )
@@ -352,7 +349,7 @@ def test_weights_and_data_that_are_not_the_runs_are_refused(folder: Path, tmp_pa
     save_weights(other, {name: value for name, value in weights.items() if name != "conv1.weight"})
     with pytest.raises(CheckpointError, match="does not fit"):
         attack_network(folder, f"reference={other}")
-    rewrite_record(folder, config_hash="0")
+    write_record(folder, read_record(folder) | {"config_hash": "0"})
     with pytest.raises(CheckpointError, match="belongs to another run"):
         attack_network(folder)
 

@@ -280,8 +280,7 @@ def test_tutorial_is_a_notebook() -> None:
     cells = cells_of(script)
     assert {kind for kind, _ in cells} == {"markdown", "code"}
     assert all(text.strip() for _, text in cells)
-    headings = re.findall(r"^## \d\. (\w+)", page_of(script), re.M)
-    assert headings == ["Forecast", "Immunize", "Evaluate", "Probe", "Attack", "The"]
+    assert len(re.findall(r"^## \d\. ", page_of(script), re.M)) == 6
 
 
 def test_formula_is_drawn_in_the_size_of_the_text() -> None:

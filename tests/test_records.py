@@ -91,12 +91,10 @@ def test_provenance(record: dict[str, Any]) -> None:
     assert hardware["processor"]
     assert hardware["memory_gib"] > 0.1
     assert hardware["accelerators"] == [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    assert record["git_commit"] is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", record["git_commit"])
     assert 0 < record["training"]["fit"]["seconds"] <= record["seconds"] < 60
     assert 0 <= record["seconds_evaluating"] <= record["seconds"]
     assert 50 < record["peak_memory_mib"] < 50_000
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", record["started"])
-    assert isinstance(record["command"], str)
 
 
 @pytest.mark.parametrize(

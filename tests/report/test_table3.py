@@ -75,18 +75,6 @@ def test_cells_are_those_of_the_records() -> None:
                 assert cells["runs"] == "3"
 
 
-def test_a_name_with_a_bar_stays_in_its_cell(records: list[Record], tmp_path: Path) -> None:
-    ours = [record | {"model": "small|net"} for record in records if record["model"] == "resnet_small"]
-    _, out = reported("table3", ours, tmp_path)
-    rows = [line for line in (out / "table.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    heads = [rows[at - 1] for at, line in enumerate(rows) if line.startswith("| ---")]
-    assert heads
-    named = [line for line in rows if "small" in line]
-    assert len(named) > len(heads)
-    assert all(r"`small\|net`" in line for line in named)
-    assert {line.count(" |") for line in named} <= {head.count(" |") for head in heads}
-
-
 def test_what_is_told_of_thresholds_and_parts_is_what_is_applied() -> None:
     assert (naming.HARDER_BY, results.MOST_POINTS) == (HARDER_BY, ACCURACY_SLACK)
     assert (naming.PARTS, naming.RATIOS) == (deep.PARTS, numbers.RATIOS)

@@ -113,7 +113,6 @@ def test_runs_of_the_preset_that_are_not_there_are_missing(records: list[Record]
     ("changes", "message"),
     [
         ({"method": "ill_only"}, "trade-off is that of one method"),
-        ({"seed": 0}, "there twice"),
         ({"metrics": {"validation": {}}}, "selection=validation have no held-out numbers"),
     ],
 )
