@@ -104,8 +104,6 @@ def test_no_fork_without_a_core_for_it_or_beside_other_processes(monkeypatch: py
 
 
 SLACK = 1e-9
-
-
 Steps = dict[str, dict[str, Any]]
 
 

@@ -28,13 +28,12 @@ def changed(attack: Record, method: str, seed: int, **tiers: tuple[float, int | 
     record["subject"] |= {"method": method, "run_seed": seed}
     record["config"]["seeds"] = [seed]
     for of in record["results"].values():
-        for tier, found in [item for extractor in of.values() for item in extractor.items()]:
+        for found in [found for extractor in of.values() for found in extractor.values()]:
             for side in ("", "_reference"):
                 found[f"score{side}"] = {"mean": 0.9, "std": None, "values": [0.9]}
                 found[f"to_target{side}"] = {"steps": [5], "seconds": [0.1], "samples": [50], "flops": [100.0]}
             found |= {"held": [False], "seeds_held": "0/1", "undecided": []}
             found["flops_by_attack"] = {name: [100.0] for name in found["flops_by_attack"]}
-            assert tier in ("T0", "T1", "T2", "T3")
     verdict = record["verdicts"]["harmful"]["immunized"]
     verdict["unbroken_up_to"] = None
     for tier, (score, steps, held) in tiers.items():
