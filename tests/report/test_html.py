@@ -117,6 +117,8 @@ def test_attacked_run_begins_with_its_best_scores_and_retention(
     page = check(run_page(record, attack, None))
     first = next(attributes for tag, attributes in page.elements if tag in ("img", "table"))
     assert first["alt"].startswith("Best score by tier")
+    assert ["harmful" in axis.get_title(loc="left") for axis in figures[0].axes] == [True, False]
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["θ$_0$", record["method"]]
     for axis, of in zip(figures[0].axes, attack["results"].values(), strict=True):
         tiers = of["immunized"].values()
         heights = [bar.get_height() for bar in axis.patches]  # type: ignore[attr-defined]
