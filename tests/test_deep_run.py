@@ -294,7 +294,7 @@ class Copied(Resuming):
         (3.0, ["objective.epochs_on=longest", "deep.workers=1"]),
         (3.5, ["method=imma", "+trainer.gradient_clip_val=1"]),
         (2.5, ["objective.balance=true", "objective.balance_every=2", "objective.cache_frozen=true"]),
-        (3.0, ["method=censor"]),
+        (3.0, ["method=censor", "method.depths=[layer4.0]", "method.erased=true", "objective.cache_frozen=true"]),
         (3.0, ["objective.validation_fraction=0.3", *LAST_IS_NOT_BEST]),
     ],
     ids=[
