@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.cli import command, now_and_then, tell
+from immunize.cli import command, now_and_then, pasted, tell
 from immunize.config import config_hash, data_folder, is_deep, resolved, settings_of
 from immunize.effects import Idle, asked_for, idle_in_attack, refuse_idle, told
 from immunize.errors import CheckpointError, UserError
@@ -29,7 +29,7 @@ from immunize.records import (
     begun,
     plain,
     provenance,
-    read_record,
+    read_immunized,
     reset_peak_memory,
     write_record,
 )
@@ -169,7 +169,7 @@ def main(cfg: DictConfig) -> None:
 
     show_attack(record)
     if cfg.run is not None and cfg.out is None and not cfg.attack.reduced:
-        tell(f"what to publish with the model: python -m immunize.report card run={cfg.run}")
+        tell(f"what to publish with the model: python -m immunize.report card {pasted('run', cfg.run)}")
     print(folder_of(cfg.out, cfg.run, cfg.checkpoint) / ATTACK_RECORD, flush=True)
 
 
@@ -228,7 +228,7 @@ def assemble(cfg: DictConfig) -> Grid:
     if cfg.run is None:
         nodes = OmegaConf.merge(cfg, {"data_root": data_root or "data"})
     else:
-        record = read_record(Path(cfg.run))
+        record = read_immunized(Path(cfg.run))
         if record["status"] != "finished":
             raise CheckpointError(f"the run in {cfg.run} is '{record['status']}': there is nothing finished to attack")
         nodes = OmegaConf.create(settings_of(record, data_root))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import io
 import os
+import re
+import shlex
 import signal
 import sys
 import time
@@ -12,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
 from contextlib import AbstractContextManager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -112,6 +115,15 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
 def tell(text: str) -> None:
     """Print to stderr what the seconds go by with in which nothing else is shown."""
     print(text, file=sys.stderr, flush=True)
+
+
+def pasted(name: str, folder: str | Path) -> str:
+    """A setting that is a folder, as a shell and then Hydra take it."""
+    path = os.path.relpath(folder)
+    if re.fullmatch(r"[\w./+-]+", path):
+        return f"{name}={path}"
+    quoted = path.replace("'", r"\'")
+    return shlex.quote(f"{name}='{quoted}'")
 
 
 def now_and_then(seconds: float = 10.0) -> Callable[[str], None]:

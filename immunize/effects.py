@@ -31,7 +31,7 @@ BALANCED = (
     "objective.balance sets it; scale λ_H with objective.balance_multiplier_ill=2, both with "
     "objective.balance_multiplier=2, or give λ_P and λ_H with objective.balance=false"
 )
-WHERE = ("_target_", "accelerator", "devices", "num_nodes", "strategy", "precision")
+WHERE = ("_target_", "accelerator", "devices", "num_nodes", "strategy")
 """Settings of `trainer` that say where a network is computed."""
 
 NEEDED = "model.trainable"

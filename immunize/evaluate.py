@@ -13,7 +13,7 @@ from immunize.cli import command, tell
 from immunize.config import config_hash, data_folder, settings_of
 from immunize.errors import CheckpointError, DivergedError
 from immunize.instantiate import sources_of
-from immunize.records import CHECKPOINT, RELATIVE_TOLERANCE, differences, plain, read_record, whole_config, without
+from immunize.records import CHECKPOINT, RELATIVE_TOLERANCE, differences, plain, read_immunized, whole_config, without
 from immunize.threads import cpu_threads
 
 OF_SEVERAL_SETS = ("weakest", "harmful_sets")
@@ -39,7 +39,7 @@ def run(
     Raises:
         UserError: an unreadable record or checkpoint, missing or different data.
     """
-    record = read_record(folder)
+    record = read_immunized(folder)
     if record["status"] != "finished":
         raise CheckpointError(f"the run in {folder} is '{record['status']}', it has no numbers to check")
     cfg = OmegaConf.create(settings_of(record, data_folder(data_root)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from immunize.cli import command, tell
 from immunize.errors import CheckpointError, UserError
 from immunize.files import write_text
-from immunize.records import CHECKPOINT, read_record
+from immunize.records import CHECKPOINT, read_immunized
 from immunize.settings import check_folder
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def run(folder: Path, *, out: Path | None = None, overwrite: bool = False) -> Pa
         UserError: a linear run, a network that timm cannot build, or an export that is there.
         CheckpointError: a run that did not finish, or whose checkpoint is missing or does not fit.
     """
-    record = read_record(folder)
-    if "method" not in record:
-        raise UserError(f"{folder} holds no run of immunize.train; the weights that lie there are plain already")
+    record = read_immunized(folder)
     model = record["config"].get("model", {})
     if model.get("kind") != "deep":
         raise UserError(f"the run in {folder} trained a linear model, its θ lies in {CHECKPOINT}; there is no network")
@@ -52,8 +50,6 @@ def run(folder: Path, *, out: Path | None = None, overwrite: bool = False) -> Pa
     out = folder / "export" if out is None else out
     if (out / WEIGHTS).exists() and not overwrite:
         raise UserError(f"{out} already holds {WEIGHTS}; choose another folder with out=<folder> or set overwrite=true")
-    check_folder(out, "out")
-
     from immunize.features import load_weights, save_weights
     from immunize.features.weights import build_network, network_arguments
 
@@ -63,6 +59,7 @@ def run(folder: Path, *, out: Path | None = None, overwrite: bool = False) -> Pa
             f"the run in {folder} appended a linear layer ({mapped[0]}), which no network of timm has; build the "
             f"network with timm, append the layer with immunize.features.append_map, and load {folder / CHECKPOINT}"
         )
+    check_folder(out, "out")
     built = {name: model.get(name) for name in ("architecture", "image_size", "kwargs")}
     network = build_network(**built, checkpoint=folder / CHECKPOINT)
     arguments = network_arguments(built["architecture"], built["image_size"], built["kwargs"] or {})

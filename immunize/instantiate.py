@@ -55,7 +55,7 @@ def build(node: Mapping[str, Any], *, leave_out: Collection[str] = (), nulls: bo
         if isinstance(cause, ValueError):
             raise UserError(str(cause)) from error
         if isinstance(cause, ImportError):
-            raise UserError(f"{target} needs a package that is not installed: {cause}") from error
+            raise UserError(f"{target} cannot be imported, or what it needs: {cause}") from error
         raise UserError(f"{target}: {cause}" if cause else str(error)) from error
 
 
@@ -82,12 +82,14 @@ def sources_of(cfg: DictConfig) -> tuple[SourceBase, SourceBase]:
     """
     sources = build_source(cfg.pretrain, "pretrain"), build_source(cfg.harmful, "harmful")
     for source in sources:
-        if not is_deep(cfg):  # a network has one loss for all tasks
+        # A network has one loss for all tasks. D_H has labels of any kind for all but the method that takes their loss.
+        if not is_deep(cfg) and (source.role == "pretrain" or cfg.method._target_ == IMMA):
             _check_loss(cfg.objective.loss, source)
         source.require()
     return sources
 
 
+IMMA = "immunize.objective.imma.Imma"
 LABELS = {"bce": "binary", "ce": "classification"}
 """Losses of a linear model to the only task that they are for; the others take any target of one column."""
 

@@ -98,7 +98,7 @@ def write_record(folder: Path, record: dict[str, Any], name: str = RECORD) -> Pa
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record of a run.
+    """The record of a run, or of a training of θ_0.
 
     Raises:
         CheckpointError: there is none, it is not one of ours, or it is of another version.
@@ -113,6 +113,18 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} holds no {RECORD}: is it the output folder of a run?") from None
     except ValueError as error:
         raise CheckpointError(str(error)) from None
+    return record
+
+
+def read_immunized(folder: Path) -> dict[str, Any]:
+    """The record of a run of `immunize.train`.
+
+    Raises:
+        CheckpointError: as :func:`read_record`, or it is that of a training of θ_0.
+    """
+    record = read_record(folder)
+    if "method" not in record:
+        raise CheckpointError(f"{folder} holds no run of immunize.train; the weights that lie there are plain already")
     return record
 
 

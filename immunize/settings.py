@@ -33,6 +33,9 @@ MULTIPLIERS = (1, 2, 3, 5)
 PAIRINGS, LINEAR_LOSSES, DEEP_LOSSES = ("max_size_cycle", "min_size"), ("mse", "bce", "ce"), ("ce",)
 """What `immunize.data.pair.Mode` and `task_loss` accept; their rooms import torch."""
 
+PROBES = ("gd", "least_squares", "sgd", "adam")
+"""Optimizers of the probe, as `immunize.evaluation.feature_probe.DEFAULT_STEPS` has them."""
+
 HALF = ("16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")
 """Lightning's names of whatever makes a network's own weights half as wide."""
 
@@ -108,6 +111,11 @@ DEEP_RULES: tuple[Rule, ...] = (
     ("init._target_", lambda value: value is None, "left out (init=none) for a deep model, which starts at θ_0"),
     *_at_least(0, "deep.workers", "deep.replicates"),
     *_at_least(1, "deep.batch_size", "deep.groups", "deep.pretrain_probe_steps"),
+    (
+        "deep.probe_steps",
+        lambda value: value.keys() <= set(PROBES) and all(steps is None or steps >= 1 for steps in value.values()),
+        f"steps of {', '.join(PROBES)}, one or more each; null leaves one out",
+    ),
     *_at_least(2, "deep.images", "deep.probe_rows", null=True),
     *_at_least(2, "deep.group_size"),
 )

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from immunize.cli import command, sigint_restored, tell, teller
+from immunize.cli import command, pasted, sigint_restored, tell, teller
 from immunize.config import hash_of_run, is_deep, resolved
 from immunize.effects import asked_for
 from immunize.errors import UserError
@@ -84,7 +83,7 @@ def main(cfg: DictConfig) -> float | None:
 
         show_record(record)
         if record["status"] == "finished":
-            tell(f"who learns the harmful task all the same: python -m immunize.attack run={os.path.relpath(folder)}")
+            tell(f"who learns the harmful task all the same: python -m immunize.attack {pasted('run', folder)}")
         print(folder / RECORD, flush=True)
     if record["status"] == "interrupted":
         raise KeyboardInterrupt

@@ -129,6 +129,8 @@ STOPPING = "objective.early_stopping=true objective.epochs=4 objective.check_eve
         (f"{STOPPING} objective.batch_size=null", ["check_every=50 looks at none of the 4 steps"]),
         ("+trainer.max_epochs=3", ["max_epochs cannot be set here"]),
         ("pretrain=synthetic objective.loss=mse", ["32 features", "64", "pretrain="]),
+        ("model=resnet_small deep.probe_steps.sgd=0", ["deep.probe_steps has to be steps of gd, ", "null leaves"]),
+        ("model=resnet_small +deep.probe_steps.lbfgs=5", ["deep.probe_steps has to be steps of gd, ", "'lbfgs': 5"]),
     ],
 )
 def test_impossible_values_are_refused_before_training(
@@ -144,10 +146,12 @@ def test_impossible_values_are_refused_before_training(
 def test_settings_and_rooms_accept_the_same_words() -> None:
     """The rules cannot import the rooms, which import torch."""
     from immunize.data.pair import Mode
+    from immunize.evaluation.feature_probe import DEFAULT_STEPS
     from immunize.objective.base import LOSSES
 
     assert get_args(Mode) == settings.PAIRINGS
     assert {*settings.LINEAR_LOSSES, *settings.DEEP_LOSSES} == set(LOSSES)
+    assert tuple(DEFAULT_STEPS) == settings.PROBES
 
 
 def test_logger_package_that_is_not_installed(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +166,7 @@ def test_logger_package_that_is_not_installed(refused: Refused, monkeypatch: pyt
     monkeypatch.setattr("lightning.fabric.loggers.tensorboard._TENSORBOARDX_AVAILABLE", False)
     monkeypatch.setattr(builtins, "__import__", no_tensorboard)
     message = refused(train.main, *TINY, "logger=tensorboard")
-    assert "needs a package that is not installed" in message
+    assert "cannot be imported, or what it needs" in message
     assert "tensorboard" in message
 
 

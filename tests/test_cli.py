@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from immunize.cli import entry_point, explain_errors, now_and_then
+from immunize.cli import entry_point, explain_errors, now_and_then, pasted
 from tests.commands import ENVIRONMENT, HEAVY, INTERRUPTIBLE, begun, fresh, loaded_by, run, timed
 
 TINY = ["objective.epochs=3", "probe_steps=20"]
@@ -41,6 +43,13 @@ def test_default_run_writes_into_its_folder_and_tells_of_its_progress_in_plain_l
     assert (first, last) == ("ours: digits against digits, seed 0: loading", "measuring")
     assert following.startswith("who learns the harmful task all the same: python -m immunize.attack run=outputs")
     assert all(line.startswith("fit: step ") for line in steps), steps
+
+
+@pytest.mark.parametrize("folder", ["outputs/a-b/1", "a b, [c]=d", "it's"])
+def test_a_folder_in_a_command_to_paste_is_the_folder(folder: str) -> None:
+    (word,) = shlex.split(pasted("run", folder))
+    override = OverridesParser.create().parse_override(word)
+    assert (override.key_or_group, override.value()) == ("run", folder)
 
 
 NETWORK = ["model=resnet_small", "model.kwargs.channels=[2,2,2,4]", "objective.max_steps=1", "deep.groups=2"]

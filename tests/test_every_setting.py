@@ -470,7 +470,12 @@ def test_every_setting_of_a_pretraining(tmp_path: Path) -> None:
     every_setting_counts(pretrain_numbers, "pretrain_theta", (*small, *short), (World(),), tmp_path)
 
 
-@pytest.mark.parametrize(("words", "name"), [(TABLE, "deep.groups"), (NETWORK, "probe_steps")])
+COMPUTED = (*NETWORK, "method=closed_form", "+trainer.precision=64-true")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [(TABLE, "deep.groups"), (NETWORK, "probe_steps"), (COMPUTED, "trainer.precision")]
+)
 def test_what_was_asked_for_and_does_nothing_is_refused(words: tuple[str, ...], name: str, tmp_path: Path) -> None:
     """What that is has been seen above."""
     with pytest.raises(UserError, match=f"{name} has no effect here: "):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from immunize import pretrain
+from immunize import attack, evaluate, export, pretrain
 from immunize.data.digits import DigitImages
 from immunize.data.images.image_set import ImageSet
 from immunize.data.images.pair import ImagePair, stream_loader
@@ -112,6 +112,13 @@ def test_the_accuracy_is_taken_in_the_trainers_precision(precision: str, tmp_pat
     assert 0 <= record["accuracy"] <= 100
     kept = load_file(tmp_path / CHECKPOINT)["fc.weight"].dtype
     assert kept == {"64-true": torch.float64, "bf16-true": torch.bfloat16}[precision]
+
+
+def test_a_theta_0_is_no_run_to_be_measured_or_attacked(dropped: Run) -> None:
+    grid = compose_config(f"run={dropped[0]}", primary="attack")
+    for ask in (lambda: evaluate.run(dropped[0]), lambda: attack.run(grid), lambda: export.run(dropped[0])):
+        with pytest.raises(UserError, match="holds no run of immunize"):
+            ask()
 
 
 def test_a_finished_training_is_not_done_again_but_another_is(dropped: Run) -> None:

@@ -113,7 +113,7 @@ class Arrays(SourceBase):
         else:
             out = np.zeros(len(x), dtype=bool)
             out[random_generator(*stream).permutation(len(x))[:held]] = True
-        if self.task == "regression":
+        if self.task == "regression" and np.isfinite(y).all():  # others are counted and refused
             scale = float(y[~out].std(ddof=1)) or 1.0
             y = (y - y[~out].mean()) / scale
         return Splits(*(to_part(x[rows], y[rows], classes=self.classes) for rows in (~out, out)))
@@ -142,7 +142,7 @@ class Arrays(SourceBase):
             with archive:
                 x, y = archive["x"], archive["y"]
         except _UNREADABLE as error:
-            raise DataError(f"{what} cannot be read: {error}; {RECIPE}") from error
+            raise DataError(f"{what} cannot be read: {str(error).partition('. ')[0]}; {RECIPE}") from error
         if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
             raise DataError(f"{what} holds {x.dtype} and {y.dtype}; x and y have to be real numbers")
         if x.ndim != 2 or y.shape != x.shape[:1]:

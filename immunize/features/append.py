@@ -293,8 +293,8 @@ def _check_fold(stored: Tensor, folded: Tensor, readout: Tensor, dtype: torch.dt
     if not expected <= tolerance:
         raise ValueError(
             f"with the inverse of this map in a {dtype} head the logits would change by about {expected:.1g} (relative)"
-            f", more than {tolerance:g}: use a model of a wider dtype (model.double()), more shrinkage or a smaller "
-            f"budget, or raise tolerance"
+            f", more than {tolerance:g}: use more shrinkage and a smaller budget, such as shrinkage=0.01, budget=100, "
+            f"a model of a wider dtype (model.double()), or raise tolerance"
         )
 
 

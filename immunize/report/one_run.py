@@ -162,7 +162,7 @@ def _numbers(of: dict[str, Any]) -> dict[str, Any]:
     return {**ratios, "definition_3_1": {part: {v: judged[part][v] for v in "abc"} for part in parts}}
 
 
-ABOUT = "what a ridge probe can learn (correlation on rows that it was not fitted on, 0 to 1, the best of three ρ)"
+ABOUT = "what a ridge probe can learn (correlation on rows that it was not fitted on, at most 1; the best of three ρ)"
 
 
 def carried_over(record: dict[str, Any], parts: Iterable[str]) -> dict[str, Any]:

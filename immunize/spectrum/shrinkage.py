@@ -262,7 +262,7 @@ def closed_form(
             failing (a) as (b) on these rows.
         shrinkage: ρ, or "auto" (:func:`choose_shrinkage`), or "ledoit_wolf".
         validation: (rows of D_P, rows of D_H) on which "auto" chooses B. Without it a fraction of the rows is split
-            off to choose B, and the map is then computed from all rows.
+            off to choose B, and the map is then computed from all rows. "auto" shrinkage is chosen before, on all rows.
         validation_fraction: that fraction, of each data set.
         seed: of the splits.
         estimator: behind (i) and (ii) of "auto" budget. Note that `ridge` bounds κ by 1 + D/ρ, hence (i) too.

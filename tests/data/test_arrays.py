@@ -14,6 +14,7 @@ from sklearn import datasets
 
 from immunize import evaluate, train
 from immunize.data.arrays import Arrays
+from immunize.data.loading import load_pair
 from immunize.errors import DataError, MissingDataError, UserError
 from immunize.evaluation.alignment import measure
 from immunize.evaluation.forecast_verdict import STRONG
@@ -70,12 +71,14 @@ def test_labels_stay_what_they_are(tmp_path: Path) -> None:
         ({"x": X, "y": Y.astype(complex)}, "real numbers"),
         ({"x": np.array([[None]] * 40), "y": Y}, "cannot be read"),  # pickled objects are never loaded
         ({"x": X[:5], "y": Y[:5]}, "leave a part without 2 rows"),
+        ({"x": X, "y": np.where(np.arange(40) == 3, np.nan, Y)}, "1 targets are NaN or Inf"),
         ({"x": X, "y": np.arange(40) % 4}, r"4 whole numbers; if they are classes, set harmful\.classes=true"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    source = Arrays("harmful", saved(tmp_path / "a.npz", **arrays))
     with pytest.raises(DataError, match=message):
-        Arrays("harmful", saved(tmp_path / "a.npz", **arrays)).load()
+        load_pair(Arrays("pretrain", saved(tmp_path / "b.npz", x=X, y=Y)), source)
 
 
 def test_labels_are_classes_if_asked_and_each_is_in_both_parts(tmp_path: Path) -> None:
@@ -135,6 +138,21 @@ def files(folder: Path, x_p: Any, y_p: Any, x_h: Any, y_h: Any) -> list[str]:
     np.savez(folder / "pretrain.npz", x=x_p, y=y_p)
     np.savez(folder / "harmful.npz", x=x_h, y=y_h)
     return ["harmful=arrays", *(f"{role}.file={folder / role}.npz" for role in ("pretrain", "harmful"))]
+
+
+@pytest.mark.parametrize("method", ["erase", "closed_form", "imma"])
+def test_d_h_may_have_classes_where_d_p_has_numbers_but_for_methods_that_take_its_loss(
+    method: str, tmp_path: Path
+) -> None:
+    x_p, y_p, x_h, _ = low_rank()
+    given = files(tmp_path, x_p, y_p, x_h, np.arange(len(x_h)) % 3)
+    cfg = compose_config(*given, "harmful.classes=true", f"method={method}", *SHORT)
+    if method == "imma":
+        with pytest.raises(UserError, match=r"objective\.loss=mse knows no classes, but arrays \(harmful\)"):
+            train.run(cfg, tmp_path / "run", quiet=True)
+    else:
+        record = train.run(cfg, tmp_path / "run", quiet=True)
+        assert (record["status"], record["data"]["harmful"]["task"]) == ("finished", "classification")
 
 
 @pytest.mark.parametrize("name", MADE)

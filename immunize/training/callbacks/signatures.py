@@ -206,7 +206,7 @@ class FailureSignatures:
         if not look.aims_at_kappa:
             advice = OTHER_AIM
         elif {"well", "ill"} <= set(look.terms):
-            advice = "raise objective.lambda_well, or lower objective.lambda_ill or objective.learning_rate"
+            advice = "lower λ_H (objective.lambda_ill, or with objective.balance its multiplier) or the learning rate"
         elif {"well", "kappa_pretrain"} & set(look.terms):
             advice = "lower objective.learning_rate"
         elif "solved" in look.terms:
