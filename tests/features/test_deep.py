@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from immunize.errors import CheckpointError, UserError
 from immunize.features import DeepExtractor
 from immunize.features.boundary import NoBoundaryError, Tail, Trunk, split_network
-from immunize.features.deep import features_at
+from immunize.features.deep import features_at, matching_parameters
 from immunize.instantiate import NOT_ARGUMENTS
 from immunize.instantiate import build as instantiated
 from tests.composing import compose_config
@@ -162,6 +162,11 @@ def test_patterns(trainable: Any, expected: str) -> None:
     extractor = build(trainable=trainable)
     body = [name for name, _ in extractor.network.named_parameters() if not name.startswith("fc.")]
     assert [name for name, _ in extractor.trainable_parameters()] == fnmatch.filter(body, expected)
+
+
+def test_the_name_of_a_module_means_none_that_begins_with_it() -> None:
+    body = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("block1", "block10")})
+    assert matching_parameters(body, "block1", "a network") == ["block1.weight"]
 
 
 @pytest.mark.parametrize(
