@@ -57,7 +57,8 @@ def check_part(part: Part, what: str) -> None:
     if not bool(torch.isfinite(part.y).all()):
         count = int((~torch.isfinite(part.y)).sum())
         raise DataError(f"{what}: {count} targets are NaN or Inf; drop those rows or repair the file")
-    if not (size := float(torch.linalg.vector_norm(part.x, math.inf))):
+    size = float(torch.linalg.vector_norm(part.x, math.inf)) if part.x.numel() else 0.0
+    if size == 0:
         raise DataError(f"{what}: the features are a matrix of zeros, which has no condition number; check the file")
     if not 1 / LARGEST < size < LARGEST:
         raise DataError(f"{what}: features of a size of {size:.0e}, whose squares float64 cannot hold; change the unit")

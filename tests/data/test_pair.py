@@ -174,7 +174,7 @@ def of(*rows: list[float]) -> torch.Tensor:
         ),
         (torch.ones(4, 2).double(), of([0, math.inf, 1, 2])[0], r"rows4 \(harmful, fit\): 1 targets are NaN or Inf"),
         *((torch.ones(n, 2).double(), None, rf"rows4 \(harmful, fit\): N = {n} rows") for n in (0, 1)),
-        (torch.zeros(4, 2).double(), None, "a matrix of zeros"),
+        *((torch.zeros(4, width).double(), None, "a matrix of zeros") for width in (2, 0)),
         *((size * torch.eye(4, 2).double(), None, "a size of 1e.160, .* the unit") for size in (1e160, 1e-160)),
         (torch.ones(4, 2).double(), None, r"all 2 columns are constant \(0, 1\): the 4 rows are one and the same"),
         (torch.eye(4, 3).double(), None, r"rows4.*has 2 features.*rows4.*has 3; one extractor"),
