@@ -122,8 +122,8 @@ def pasted(name: str, folder: str | Path) -> str:
     path = os.path.relpath(folder)
     if re.fullmatch(r"[\w./+-]+", path):
         return f"{name}={path}"
-    quoted = path.replace("'", r"\'")
-    return shlex.quote(f"{name}='{quoted}'")
+    setting = "{}='{}'".format(name, path.replace("'", r"\'"))
+    return shlex.quote(setting) if {*setting} & {*'"$`\\!'} else f'"{setting}"'  # which reads better
 
 
 def now_and_then(seconds: float = 10.0) -> Callable[[str], None]:

@@ -26,16 +26,18 @@ def whole(path: Path) -> Iterator[Path]:
         path: the file; its folder is made.
 
     Raises:
-        OSError: the folder cannot be made, or the file not be put in place.
+        OSError: the folder cannot be made, or the file not be put in place; it names `path`, where it names no file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         yield partial
         os.replace(partial, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # as that of a full disk
+            error.filename = os.fspath(path)
         raise
 
 
