@@ -123,7 +123,7 @@ def pasted(name: str, folder: str | Path) -> str:
     if re.fullmatch(r"[\w./+-]+", path):
         return f"{name}={path}"
     setting = "{}='{}'".format(name, path.replace("'", r"\'"))
-    return shlex.quote(setting) if {*setting} & {*'"$`\\!'} else f'"{setting}"'  # which reads better
+    return shlex.quote(setting) if re.search(r'["$`\\!]', setting) else f'"{setting}"'  # which reads better
 
 
 def now_and_then(seconds: float = 10.0) -> Callable[[str], None]:

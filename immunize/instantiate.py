@@ -78,23 +78,26 @@ def sources_of(cfg: DictConfig) -> tuple[SourceBase, SourceBase]:
         cfg: of a run.
 
     Raises:
-        UserError: a loss of a linear model that does not suit the tasks, or a file that is not there.
+        UserError: a loss of a linear model that does not suit D_P, or a file that is not there.
     """
     sources = build_source(cfg.pretrain, "pretrain"), build_source(cfg.harmful, "harmful")
     for source in sources:
-        # A network has one loss for all tasks. D_H has labels of any kind for all but the method that takes their loss.
-        if not is_deep(cfg) and (source.role == "pretrain" or cfg.method._target_ == IMMA):
-            _check_loss(cfg.objective.loss, source)
+        if not is_deep(cfg) and source.role == "pretrain":  # a network has one loss for all tasks
+            check_loss(cfg.objective.loss, source)
         source.require()
     return sources
 
 
-IMMA = "immunize.objective.imma.Imma"
 LABELS = {"bce": "binary", "ce": "classification"}
 """Losses of a linear model to the only task that they are for; the others take any target of one column."""
 
 
-def _check_loss(loss: str, source: SourceBase) -> None:
+def check_loss(loss: str, source: SourceBase) -> None:
+    """Refuse a loss of a linear model that does not suit the task of a source.
+
+    Raises:
+        UserError: it does not.
+    """
     needed = LABELS.get(loss)
     if source.task == (needed or source.task) and (needed or source.task != "classification"):
         return

@@ -216,6 +216,11 @@ class Objective(nn.Module):
         return not self.weights.keys() <= OF_SPECTRA
 
     @property
+    def takes_harmful_loss(self) -> bool:
+        """Whether it takes that loss of D_H's labels as well, which then have to suit it."""
+        return False
+
+    @property
     def trains_classifier(self) -> bool:
         """Whether it trains one, by that loss or by another term."""
         return self.takes_loss

@@ -26,6 +26,7 @@ class Imma(Objective):
         ValueError: no inner step, or a step size ≤ 0.
     """
 
+    takes_harmful_loss = True
     attacker: Attacker
     harmful_head: nn.Parameter
 

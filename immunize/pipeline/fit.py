@@ -210,8 +210,9 @@ def train(
         pressed = isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt)
         fit.status, fit.signal = "interrupted", 0 if pressed else int(signal.SIGTERM)
     fit.facts |= facts_of(trainer.callbacks, module)  # type: ignore[attr-defined]
-    fit.seconds = time.perf_counter() - started + (fit.facts.get("resumed") or {"seconds": 0.0})["seconds"]
-    fit.steps = trainer.global_step
+    fit.seconds, fit.steps = time.perf_counter() - started, trainer.global_step
+    if resumed := fit.facts.get("resumed"):
+        fit.seconds += resumed["seconds"]
     return fit
 
 

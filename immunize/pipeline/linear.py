@@ -23,6 +23,7 @@ from immunize.data.pair import PairedData
 from immunize.errors import CheckpointError, UserError
 from immunize.evaluation import evaluate_part, part_numbers
 from immunize.features import LinearExtractor
+from immunize.instantiate import check_loss
 from immunize.memoize import give_back_memory
 from immunize.objective import Objective, new_head
 from immunize.pipeline.fit import HEAD_STREAM, Fit, Telling, Training, facts_of, train
@@ -128,6 +129,8 @@ class LinearModel:
         """
         if pair.tasks["pretrain"] == "classification" and pair.n_outputs("pretrain") < 2:
             raise UserError("D_P has one class, which leaves its classifier nothing to tell apart")
+        if objective.takes_harmful_loss:
+            check_loss(self.training.row.loss, pair.sources["harmful"])
         generator = torch.Generator().manual_seed(self.seed + HEAD_STREAM)
         objective.bind(pair.n_features, generator, pair.n_outputs("harmful"))
         return LinearModule(

@@ -18,7 +18,7 @@ from immunize.training.callbacks import GradientBalance, TheoremGuard
 from immunize.training.callbacks.guard import COUNTED, _gradient_norm
 from tests import reference as ref
 from tests.composing import SGD, D, Trajectory, data_of, fit_module, followed, module_of, tiny
-from tests.training.test_signatures import I, Recorder
+from tests.training.moving import I, Recorder
 
 
 def kappa(x: Tensor, theta: Tensor) -> float:

@@ -36,7 +36,7 @@ from tests.composing import (
     run_tiny,
     tiny,
 )
-from tests.training.test_signatures import I, Recorder, scaled
+from tests.training.moving import I, Recorder, scaled
 
 
 def test_numbers_are_those_of_the_explicit_hessians() -> None:

@@ -16,18 +16,16 @@ from torch import Tensor
 from immunize.data import ROLES, Part, Role
 from immunize.data.pair import PairParts
 from immunize.errors import DivergedError
-from immunize.features import LinearExtractor
-from immunize.objective import Objective, Step
 from immunize.spectrum import default_tolerance, immunization_ratio, spectrum_of
 from immunize.training.callbacks import ImmunityMonitor
 from immunize.training.callbacks.signatures import OTHER_AIM, FailureSignatures, Look
 from tests import reference as ref
-from tests.composing import data_of, fit_module, module_of, tiny
+from tests.composing import D, data_of, fit_module, module_of, tiny
+from tests.training.moving import I, Recorder, scaled
 
-N, D = 40, 6
+N = 40
 SPREAD = (9.0, 6.0, 4.0, 2.5, 1.5, 1.0)
 OURS = ("task", "well", "ill")
-I = torch.eye(D, dtype=torch.float64)  # noqa: E741 (the paper's identity)
 
 
 def rows(sigma: Sequence[float] = SPREAD, seed: int = 1) -> Tensor:
@@ -62,12 +60,6 @@ class Watched:
     def only(self) -> dict[str, Any]:
         (fact,) = self.signatures.facts()
         return fact
-
-
-def scaled(x: Tensor, *factors: float) -> Tensor:
-    """θ that multiplies the eigenvalues of H = θᵀKθ by the factors, in descending order of K's."""
-    v = torch.linalg.svd(x).Vh.T
-    return v @ torch.diag(torch.tensor(factors, dtype=torch.float64).sqrt()) @ v.T
 
 
 def test_a_healthy_start_shows_nothing() -> None:
@@ -286,22 +278,6 @@ def test_each_is_said_once_and_with_its_name_and_kept(quiet: bool, caplog: pytes
 
 
 # Where the monitor looks.
-
-
-class Recorder(Objective):
-    """Moves θ as told, step by step, without any gradient."""
-
-    def __init__(self, *thetas: Tensor, fail_at: int | None = None, term: str = "ill") -> None:
-        super().__init__({term: 1.0})
-        self.thetas, self.fail_at, self.term, self.calls = thetas, fail_at, term, 0
-
-    def terms(self, step: Step) -> dict[str, Tensor]:
-        theta = cast(LinearExtractor, step.extractor).theta
-        with torch.no_grad():
-            theta.copy_(self.thetas[min(self.calls, len(self.thetas) - 1)])
-        value = torch.inf if self.calls == self.fail_at else 0.0
-        self.calls += 1
-        return {self.term: (theta * 0).sum() + value}
 
 
 @pytest.mark.parametrize("size", [1, 1e90, 1e130, 1e200])

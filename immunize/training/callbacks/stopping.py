@@ -221,7 +221,6 @@ class Resuming(Callback):
 
     Attributes:
         place: epoch and step in it from which the training goes on; None where it begins.
-        before: seconds that it took until then.
     """
 
     def __init__(self, path: Path, config_hash: str, *, resume: bool) -> None:
@@ -229,15 +228,15 @@ class Resuming(Callback):
         self.place = _place_in(path, config_hash) if resume else None
         self._steps, self._asked, self._started = 0, False, False
         self._done, self._within = 0, False
-        self.before, self._since = 0.0, time.perf_counter()
+        self._before_s, self._since = 0.0, time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
         """In the checkpoint."""
-        return {"seconds": self.before + time.perf_counter() - self._since}
+        return {"seconds": self._before_s + time.perf_counter() - self._since}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From the checkpoint."""
-        self.before = state_dict["seconds"]
+        self._before_s = state_dict["seconds"]
 
     @property
     def begins_with(self) -> Path | None:
@@ -249,7 +248,7 @@ class Resuming(Callback):
         if self.place is None:
             return {"resumed": None}
         epoch, step = self.place
-        return {"resumed": {"epoch": epoch, "step": step, "seconds": self.before}}
+        return {"resumed": {"epoch": epoch, "step": step, "seconds": self._before_s}}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take SIGTERM over from Lightning, which gives it back in the end; and the curves of before."""
