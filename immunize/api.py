@@ -212,7 +212,7 @@ def immunize(
             refuse_precondition(objective.precondition, OF_NETWORKS, "a network")
         except ValueError as error:
             raise UserError(str(error)) from None
-        theta_0, omega_0 = copy.deepcopy(backbone).eval(), copy.deepcopy(head)
+        theta_0, omega_0 = _copied(backbone, head)
         loaders = {"pretrain": pretrain_loader, "harmful": harmful_loader}
         check_loaders(loaders)
         if objective.trains:
@@ -220,7 +220,7 @@ def immunize(
                 raise UserError("trainable= is needed: names or patterns of the modules that may change")
             if head.weight.dtype == torch.float16:  # methods and optimizers have an ε, which is 0 there
                 raise UserError("float16 is too narrow to train in: give backbone and head as .float() or .bfloat16()")
-            released, classifier = copy.deepcopy(backbone), copy.deepcopy(head)
+            released, classifier = _copied(backbone, head)
             net, reference, theta_0, kept = _cut(released, classifier, trainable, pretrain_loader)
         found = {role: features_of([theta_0], x, role) for role, x in loaders.items()}
         before = {role: (x, y) for role, ((x,), y, _) in found.items()}
@@ -358,6 +358,13 @@ def _check_kinds(backbone: Any, head: Any, method: Any, options: Any) -> None:
     for name, (value, kind, words) in kinds.items():
         if not isinstance(value, kind):
             raise UserError(f"{name} has to be {words}, it is {type(value).__name__}")
+    own = {str(weight.dtype) for weight in backbone.parameters() if weight.is_floating_point()}
+    if own and str(head.weight.dtype) not in own:
+        raise UserError(
+            f"the backbone is of {', '.join(own)} and the head of {head.weight.dtype}: give both as .float()"
+        )
+    if any(weight is head.weight for weight in backbone.parameters()):
+        log.warning("backbone and head share a weight: what comes back has one each")
     if (dtype := head.weight.dtype) in (torch.bfloat16, torch.float16):
         log.warning("features of %s have three digits, of which κ is made: give backbone and head as .float()", dtype)
 
@@ -374,6 +381,14 @@ def _check_settings(needed: dict[str, Any], optional: Mapping[str, Any]) -> None
             held = False
         if not held:
             raise UserError(f"{name} has to be {words}, it is {value!r}")
+
+
+def _copied(backbone: nn.Module, head: nn.Linear) -> tuple[nn.Module, nn.Linear]:
+    """In eval mode; a weight that both have becomes two."""
+    try:
+        return copy.deepcopy(backbone).eval(), copy.deepcopy(head).eval()
+    except RuntimeError as error:
+        raise UserError(f"the network cannot be copied, call it once under torch.no_grad(): {error}") from None
 
 
 @contextlib.contextmanager
@@ -445,7 +460,7 @@ def _appended(
     """The backbone with the method's map behind it, and the head that goes with it."""
     pretrain, harmful = (Features(*rows[role]) for role in ("pretrain", "harmful"))
     whole, appended, facts = append_computed(objective, nn.Sequential(backbone, head), pretrain, harmful, head="1")
-    return nn.Sequential(whole.get_submodule("0"), appended.map), appended.head, facts
+    return nn.Sequential(whole.get_submodule("0"), appended.map).eval(), appended.head.eval(), facts
 
 
 def _behind(x: Tensor, weight: Tensor) -> Tensor:

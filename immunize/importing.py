@@ -110,9 +110,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The module's own specification, with a loader that waits."""
-        if name not in LIGHT:
-            if name.startswith(f"{COMPILER}."):
-                _executed(sys.modules[COMPILER])
+        if name not in LIGHT and name.startswith(f"{COMPILER}."):
+            _executed(sys.modules[COMPILER])
+        if name not in LIGHT or (name in PARTS and not isinstance(sys.modules[COMPILER], _Waiting)):
             return None
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
@@ -149,9 +149,14 @@ class _Waiting(ModuleType):
 
 def _executed(module: ModuleType) -> ModuleType:
     if module.__name__ in PARTS:
-        _executed(sys.modules[COMPILER])  # first, as if nothing had waited: it imports its parts in an order of its own
+        _executed(sys.modules[COMPILER])
+        return importlib.import_module(module.__name__)
     spec = module.__spec__
     if isinstance(module, _Waiting) and spec is not None and isinstance(spec.loader, _Loader):
         ModuleType.__setattr__(module, "__class__", ModuleType)
+        if module.__name__ == COMPILER:  # which imports its parts in an order of its own, as if nothing had waited
+            for part in PARTS:
+                sys.modules.pop(part, None)
+                module.__dict__.pop(part.rpartition(".")[2], None)
         spec.loader.real.exec_module(module)
     return module

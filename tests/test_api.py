@@ -19,6 +19,7 @@ import torch
 from lightning.pytorch import Callback
 from threadpoolctl import threadpool_info
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import immunize
@@ -433,6 +434,7 @@ def test_wrong_settings_are_explained(network: Network, options: dict[str, Any],
         ({"pretrain": loader(1).dataset}, "put a DataLoader around the data set"),
         ({"pretrain": [(torch.ones_like(X), Y)]}, "columns of D_P's features are constant"),
         ({"harmful": [loader(2), loader(3)]}, r"harmful_loader holds several loaders, and one is .*ConcatDataset"),
+        ({"backbone": Backbone().double()}, r"the backbone is of torch.float64 and the head of torch.float32"),
         ({"backbone": nn.GRU(20, D)}, r"the backbone has to return one tensor \(N, D\), it returns tuple"),
     ],
 )
@@ -536,6 +538,56 @@ def test_tokens_and_a_compiled_network(network: Network) -> None:
     compiled = torch.compile(network[0], backend="eager")
     same = immunized((compiled, network[1]), steps=2)  # type: ignore[arg-type]
     assert torch.equal(same.backbone.last.weight, immunized(network, steps=2).backbone.last.weight)  # type: ignore
+
+
+class Attention(nn.Module):
+    """Whose code asks modules for their attributes, and may compute a block again in its backward pass."""
+
+    def __init__(self, *, again: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), 2)
+        self.last, self.again = nn.Linear(4, D), again
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(-1, 5, 4)
+        if self.again:
+            for layer in self.layers.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+        else:
+            x = self.layers(x)
+        features: Tensor = self.last(x.mean(1).to(self.last.weight.dtype)[:, : self.last.in_features])
+        return features
+
+
+@pytest.mark.parametrize("trainable", ["last", "layers", "layers.layers.1", "layers.layers.1.linear2"])
+def test_modules_of_torch_that_ask_each_other_are_cut(network: Network, trainable: str) -> None:
+    torch.manual_seed(0)
+    plain, again = Attention(), Attention(again=True)
+    again.load_state_dict(plain.state_dict())
+    found = [immunized((body, network[1]), trainable=[trainable], steps=3) for body in (plain, again)]  # type: ignore
+    weights, others = (of.backbone.state_dict() for of in found)
+    moved = [name for name, weight in weights.items() if not torch.equal(weight, plain.state_dict()[name])]
+    assert moved
+    assert all(name.startswith(trainable) for name in moved)
+    assert all(torch.allclose(weight, others[name], atol=1e-4) for name, weight in weights.items())
+
+
+@pytest.mark.parametrize("method", ["ours", "erase"])
+def test_a_weight_that_backbone_and_head_share_becomes_two(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    body, head = nn.Sequential(nn.Linear(20, D), nn.Tanh(), nn.Linear(D, D, bias=False)), nn.Linear(D, D)
+    head.weight = body[2].weight  # type: ignore[assignment]
+    options: dict[str, Any] = {"trainable": ["2"], "steps": 2} if method == "ours" else {}
+    found = immunize.immunize(body, head, *loaders(), method=method, **options)
+    assert "share a weight: what comes back has one each" in caplog.text
+    assert all(weight is not found.head.weight for weight in found.backbone.parameters())
+    assert not any(module.training for one in (found.backbone, found.head) for module in one.modules())
+
+
+def test_a_network_that_cannot_be_copied_is_told(network: Network) -> None:
+    normed = nn.Sequential(nn.utils.spectral_norm(nn.Linear(20, D)), nn.Tanh(), nn.Linear(D, D))
+    normed(X)
+    with pytest.raises(UserError, match=r"cannot be copied, call it once under torch.no_grad\(\)"):
+        immunized((normed, network[1]), trainable=["2"])  # type: ignore[arg-type]
 
 
 def test_few_rows_of_d_p_can_be_erased_from_where_nothing_is_to_be_chosen() -> None:

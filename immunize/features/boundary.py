@@ -328,7 +328,23 @@ class _Reached(Exception):  # noqa: N818 (not an error: how the trunk stops)
         self.h = h
 
 
-class _Stop(nn.Module):
+class _StandIn(nn.Module):
+    """What stands where another module was, with its attributes: code around it may ask for a width or a dtype."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._instead_of = (module,)  # whose parameters are none of this one's
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__") or "_instead_of" not in self.__dict__:
+                raise
+            return getattr(self._instead_of[0], name)
+
+
+class _Stop(_StandIn):
     """At the boundary of a trunk."""
 
     def forward(self, h: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -355,11 +371,11 @@ class _Start:
         return zero.expand(shape)
 
 
-class _Resume(nn.Module):
+class _Resume(_StandIn):
     """At the boundary of a tail: the module itself, called with h whatever the code before has made."""
 
     def __init__(self, module: nn.Module, start: _Start) -> None:
-        super().__init__()
+        super().__init__(module)
         self.module = module
         self.start = start
 
@@ -367,11 +383,11 @@ class _Resume(nn.Module):
         return self.module(self.start.h, *args, **kwargs)
 
 
-class _Silent(nn.Module):
+class _Silent(_StandIn):
     """In a tail, in place of a module that has finished before the boundary; a size is fixed or so much times N."""
 
-    def __init__(self, start: _Start, sizes: Sizes, dtype: torch.dtype | None) -> None:
-        super().__init__()
+    def __init__(self, module: nn.Module, start: _Start, sizes: Sizes, dtype: torch.dtype | None) -> None:
+        super().__init__(module)
         self.start = start
         self.sizes = sizes
         self.dtype = dtype
@@ -398,12 +414,16 @@ def _cut(seen: Seen, boundary: Call) -> tuple[Trunk, Tail]:
         raise NoBoundaryError(f"nothing comes before {name}, where the first trainable parameter is")
     swaps[id(boundary.module)] = _Resume(boundary.module, start)
     tail = Tail(replaced(seen.net, swaps), start, seen.images.shape[1:]).eval()
-    trunk = Trunk(replaced(seen.net, {id(boundary.module): _Stop()}), seen.images).eval()
     kept = h.clone()
     start.zeros_used = []
     try:
+        trunk = Trunk(replaced(seen.net, {id(boundary.module): _Stop(boundary.module)}), seen.images).eval()
+        before = trunk(seen.images[:1])
         output = tail(h)
-        used = torch.autograd.grad(output.sum(), start.zeros_used, allow_unused=True)
+        # By the weights too: a block that computes its activations again in its backward pass finds no h any more.
+        weights = [weight for weight in tail.parameters() if weight.requires_grad]
+        used = torch.autograd.grad(output.sum(), [*start.zeros_used, *weights], allow_unused=True)
+        used = used[: len(start.zeros_used)]
     except Exception as error:  # somebody else's code, on tensors that it did not expect
         raise NoBoundaryError(f"the code around {name} does not run without what comes before: {error}") from error
     finally:
@@ -413,7 +433,7 @@ def _cut(seen: Seen, boundary: Call) -> tuple[Trunk, Tail]:
     tail.writes = not torch.equal(h, kept)
     if not _close(output.detach(), seen.output, SAME):
         raise NoBoundaryError(f"the network gives something else when it goes on from {name}")
-    if not _close(trunk(seen.images[:1]), kept[:1], SAME_ROWS):
+    if not _close(before, kept[:1], SAME_ROWS):
         raise NoBoundaryError("an image's features depend on the other images in its batch")
     return trunk, tail
 
@@ -427,7 +447,7 @@ def _silenced(seen: Seen, boundary: Call, start: _Start) -> dict[int, nn.Module]
         sizes = {seen.sizes[other.index] for other in same}
         done = all(other.end <= boundary.index for other in same)
         if call.index >= silent_until and done and len(sizes) == 1 and (size := sizes.pop()) is not None:
-            swaps[id(call.module)] = _Silent(start, size, call.dtype)
+            swaps[id(call.module)] = _Silent(call.module, start, size, call.dtype)
             silent_until = call.end
     return swaps
 
