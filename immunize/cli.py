@@ -52,7 +52,10 @@ def command(config: str, *, values: bool = False) -> Callable[[Callable[..., Any
     folder, _, name = f"{config_dir()}/{config}".rpartition("/")
 
     def decorate(task: Callable[..., Any]) -> Callable[[], None]:
-        def of_values(cfg: DictConfig) -> Any:
+        def checked(cfg: DictConfig) -> Any:
+            _refuse_several()
+            if not values:
+                return task(cfg)
             check(cfg, SCHEMAS[name])
             return task(*(cfg[field.name] for field in fields(SCHEMAS[name])))
 
@@ -60,12 +63,25 @@ def command(config: str, *, values: bool = False) -> Callable[[Callable[..., Any
         @functools.wraps(task)
         def main() -> None:
             register()
-            explained = explain_errors(of_values if values else task)
-            hydra.main(version_base="1.3", config_path=folder, config_name=name)(explained)()
+            hydra.main(version_base="1.3", config_path=folder, config_name=name)(explain_errors(checked))()
 
         return main
 
     return decorate
+
+
+def _refuse_several() -> None:
+    """Refuse two choices of one group, such as logger=[csv,wandb]: Hydra would merge them into one of neither."""
+    from hydra.core.hydra_config import HydraConfig
+
+    for line in HydraConfig.get().overrides.task:
+        group, _, choice = line.partition("=")
+        if (
+            choice.startswith("[")
+            and "," in choice
+            and Path(config_dir(), group.lstrip("+").partition("@")[0]).is_dir()
+        ):
+            raise UserError(f"{line}: one {group} can be chosen; {group}={choice.strip('[]').partition(',')[0]} is one")
 
 
 def explain_errors(task: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,7 +135,10 @@ def tell(text: str) -> None:
 
 def pasted(name: str, folder: str | Path) -> str:
     """A setting that is a folder, as a shell and then Hydra take it."""
-    path = os.path.relpath(folder)
+    from hydra.core.hydra_config import HydraConfig
+
+    shell = HydraConfig.get().runtime.cwd if HydraConfig.initialized() else os.curdir  # hydra.job.chdir leaves it
+    path = os.path.relpath(folder, shell)
     if re.fullmatch(r"[\w./+-]+", path):
         return f"{name}={path}"
     setting = "{}='{}'".format(name, path.replace("'", r"\'"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from immunize.cli import command, tell
 from immunize.errors import CheckpointError, UserError
 from immunize.files import write_text
-from immunize.records import CHECKPOINT, read_immunized
+from immunize.records import CHECKPOINT, EXPORT, read_immunized
 from immunize.settings import check_folder
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(folder: Path, *, out: Path | None = None, overwrite: bool = False) -> Pa
             f"the network of the run in {folder} comes from {model.get('_target_')}, not from timm; build it there and "
             f"load {folder / CHECKPOINT}, which has the names of its own state dict"
         )
-    out = folder / "export" if out is None else out
+    out = folder / EXPORT if out is None else out
     if (out / WEIGHTS).exists() and not overwrite:
         raise UserError(f"{out} already holds {WEIGHTS}; choose another folder with out=<folder> or set overwrite=true")
     from immunize.features import load_weights, save_weights

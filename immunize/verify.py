@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.cli import command, now_and_then
 from immunize.config import data_folder
 from immunize.errors import CheckpointError
-from immunize.records import differences, without
+from immunize.records import CARD_JSON, CARD_MD, differences, without
 
 NOT_COMPARED = "seconds"
 
@@ -42,7 +42,7 @@ def run(folder: Path, data_root: str | None = None, tell: Callable[[str], None] 
         UserError: files that are missing or cannot be read, or other data.
     """
     from immunize import evaluate
-    from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text
+    from immunize.report.card import card_of, card_text
     from immunize.report.loading import read_sources
 
     record, attack = read_sources(folder)

@@ -170,6 +170,20 @@ def test_logger_package_that_is_not_installed(refused: Refused, monkeypatch: pyt
     assert "tensorboard" in message
 
 
+def test_two_choices_of_a_group_are_refused(refused: Refused) -> None:
+    message = refused(train.main, *TINY, "logger=[csv,wandb]", "hydra.run.dir=run")
+    assert "logger=[csv,wandb]: one logger can be chosen; logger=csv is one" in message
+
+
+def test_what_is_to_be_pasted_is_from_where_the_command_was_given(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = called(train.main, *TINY, "hydra.run.dir=run", "hydra.job.chdir=true")
+    assert done.code == 0
+    assert "python -m immunize.attack run=run\n" in done.err
+
+
 # Output folders.
 
 
@@ -182,7 +196,12 @@ def test_finished_record_is_kept_unless_overwritten(refused: Refused, called: Ca
     assert "already holds a finished record" in message
     assert "overwrite=true" in message
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    (run / "export").mkdir()
+    made = [run / name for name in ("CARD.md", "card.json", "report.html", "export/model.safetensors")]
+    for path in made:
+        path.write_text("of the run before")
     assert called(train.main, *words, "seed=5", "overwrite=true").code == 0
+    assert not any(path.exists() for path in [*made, run / "export"])
     record = json.loads((run / "record.json").read_text())
     assert record["seed"] == 5
     assert record["command"].endswith("seed=5 overwrite=true hydra.run.dir=run")

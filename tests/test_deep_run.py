@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -277,6 +277,26 @@ def test_nothing_is_kept_within_a_step_of_several_batches_whose_gradients_no_fil
         resuming.on_train_batch_end(trainer, nn.Identity(), None, None, batch)  # type: ignore[arg-type]
         resuming.on_exception(trainer, nn.Identity(), SystemExit())  # type: ignore[arg-type]
     assert saved == [1, 2]
+
+
+class Seen(Resuming):
+    """Says at every checkpoint how many steps were taken, and how many of them lie in the log."""
+
+    told: ClassVar[list[tuple[int, int]]] = []
+
+    def _save(self, trainer: Trainer) -> None:
+        super()._save(trainer)
+        losses = [row for row in csv_rows(self.path.parent / "metrics.csv") if row["loss"]]
+        self.told.append((trainer.global_step, len(losses)))
+
+
+def test_what_a_checkpoint_goes_on_from_lies_in_the_log_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("immunize.pipeline.network.Resuming", Seen)
+    run_tiny_deep(tmp_path, *LOGGED)
+    assert Seen.told
+    assert all(steps == logged for steps, logged in Seen.told)
 
 
 class Copied(Resuming):

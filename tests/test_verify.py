@@ -16,8 +16,17 @@ from immunize.attack import FEATURES
 from immunize.checkpoints import save_checkpoint
 from immunize.config import NOT_HASHED
 from immunize.errors import CheckpointError, UserError
-from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD, differences, read_record
-from immunize.report.card import CARD_JSON, CARD_MD, write_card
+from immunize.records import (
+    ATTACK_CELLS,
+    ATTACK_RECORD,
+    CARD_JSON,
+    CARD_MD,
+    CHECKPOINT,
+    RECORD,
+    differences,
+    read_record,
+)
+from immunize.report.card import write_card
 from tests.attacking import TINY_NETWORK_GRID, attack_tiny, compose_attack
 from tests.commands import Called
 from tests.composing import run_tiny, theta_of

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -27,7 +28,19 @@ from immunize.errors import CheckpointError, DivergedError, UserError
 from immunize.objective import Objective
 from immunize.pipeline.fit import TRAINING, Fit, Telling, quiet_lightning
 from immunize.processes import beside, can_fork, is_first
-from immunize.records import CHECKPOINT, FIGURE, begun, peak_memory_mib, provenance, reset_peak_memory, write_record
+from immunize.records import (
+    CARD_JSON,
+    CARD_MD,
+    CHECKPOINT,
+    EXPORT,
+    FIGURE,
+    REPORT,
+    begun,
+    peak_memory_mib,
+    provenance,
+    reset_peak_memory,
+    write_record,
+)
 from immunize.report import result_rows
 from immunize.report.loading import leaves
 from immunize.threads import cpu_threads, threads_in_force
@@ -103,7 +116,9 @@ def save(record: dict[str, Any], folder: Path, loggers: list[Logger], step: int,
         figure: draw the norm ratios.
     """
     drawn = folder / FIGURE
-    drawn.unlink(missing_ok=True)  # of a run that this one overwrites
+    for made in (FIGURE, CARD_JSON, CARD_MD, REPORT):  # of a run that this one overwrites, as what was exported
+        (folder / made).unlink(missing_ok=True)
+    shutil.rmtree(folder / EXPORT, ignore_errors=True)
     write_record(folder, record)
     done = record["status"] == "finished"
     try:

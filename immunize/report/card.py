@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from immunize.errors import UserError
-from immunize.records import diverged_cross_fit
+from immunize.records import CARD_JSON, CARD_MD, diverged_cross_fit
 from immunize.report import loading
 from immunize.report.attacks.one_run import grid_parts, not_tried, verdict_sentence
 from immunize.report.loading import verdict_on, with_infinities
@@ -25,7 +25,6 @@ from immunize.report.provenance import machine_name
 from immunize.report.templates import asset, filled_in
 from immunize.report.writing import write_report
 
-CARD_JSON, CARD_MD = "card.json", "CARD.md"
 CARD_VERSION = 1
 
 _OF_A_TIER = ("held", "difference", "retention", "best", "diverged")

@@ -20,10 +20,10 @@ from immunize.config import config_dir
 from immunize.data import Part, Splits
 from immunize.data.synthetic import Synthetic
 from immunize.errors import UserError
-from immunize.records import read_record
+from immunize.records import CARD_JSON, CARD_MD, read_record
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import attack_rows, show_attack, verdict_sentence
-from immunize.report.card import CARD_JSON, CARD_MD, card_of, card_text, front_matter, threat_model
+from immunize.report.card import card_of, card_text, front_matter, threat_model
 from immunize.report.curves import norm_ratio_figure
 from immunize.report.html.run import run_page
 from immunize.report.table import WIDTH, short
@@ -267,7 +267,7 @@ def test_sentence_follows_from_the_verdict(attack: dict[str, Any]) -> None:
     assert sentence.startswith("held off up to T1; T2 gets through: score ")
     assert sentence.endswith("steps never instead of 3")
     found["difference"] = {"values": [0.1, 0.2, None], "errors": [0.0, 0.0, None]}
-    assert "a difference of 0.15 (0.05 to 0.25), steps never" in verdict_sentence(other, "harmful")
+    assert "a difference of 0.15 (−0.49 to 0.79), steps never" in verdict_sentence(other, "harmful")
     del found["difference"]  # a record of before
     assert "a difference" not in verdict_sentence(other, "harmful")
     nowhere = changed(

@@ -20,7 +20,6 @@ from matplotlib.figure import Figure
 from immunize.report.table import Table
 from immunize.report.templates import asset, filled_in
 
-REPORT = "report.html"
 _MOST_NUMBERS = 400
 """Points of a line, from which on the numbers of its panel are not listed below the figure."""
 

@@ -15,9 +15,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from immunize.errors import UserError
+from immunize.records import REPORT
 from immunize.report.curves import panels, style_of
 from immunize.report.heatmaps import heatmap
-from immunize.report.html.page import REPORT, page
+from immunize.report.html.page import page
 from immunize.report.loading import count_missing, lacking_is_told, load_records, measured, verdict_on
 from immunize.report.naming import PARTS, RATIO_HEADS, RATIOS, in_order, pair_label, part_words
 from immunize.report.provenance import provenance_rows, settings_table, validity_notes

@@ -307,6 +307,8 @@ class Resuming(Callback):
         if not trainer.is_global_zero:
             trainer.save_checkpoint(self.path)
             return
+        for logger in trainer.loggers:
+            logger.save()  # a training that goes on takes its rows from there
         with whole(self.path) as partial:
             trainer.save_checkpoint(partial)
 
