@@ -169,6 +169,10 @@ def test_digit_pairs_are_told_apart_and_third_digits_are_benign(tmp_path: Path) 
     assert other.train.x.shape == data.train.x.shape
     assert (other.train.x != data.train.x).any()
     assert (other.test.x == data.test.x).all()  # the held-out images, whatever the seed
+    with_own = target_of(f"checkpoint={tmp_path / CHECKPOINT}", "harmful=digits", "harmful.pair=[3,0]", "own_rows=true")
+    for seed in range(4):  # no class has fewer rows to be measured on for having more to be learned from
+        own = with_own.tasks(seed)["harmful"].data
+        assert all(np.ptp(np.bincount(part.y)) <= 1 for part in (own.train, own.validation, own.test))
     rotations = [target.extractors(seed)["random_orthogonal"] for seed in (0, 1)]
     assert not torch.allclose(*rotations)
 

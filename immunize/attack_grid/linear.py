@@ -173,9 +173,10 @@ def _pooled(first: Splits, second: Splits, plan: GridPlan, stream: tuple[int, ..
 
 def _split(x: Any, y: Any, held: Any, n_classes: int, plan: GridPlan, *, stream: tuple[int, ...]) -> Split:
     """The attacker's rows, and those that it is measured on."""
-    stays, aside, test = plan.split(len(x), 0 if held is None else len(held[0]), stream)
+    n, n_held = len(x), 0 if held is None else len(held[0])
     if held is not None:
         x, y = (np.concatenate(both) for both in zip((x, y), held, strict=True))
+    stays, aside, test = plan.split(n, n_held, stream, y if n_classes else None)
     moved = {}
     if not n_classes:  # R² is one row's to ruin, accuracy is not
         drawn = {"validation": len(aside), "test": len(test)}

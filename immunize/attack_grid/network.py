@@ -98,7 +98,8 @@ class NetworkTarget(Target):
         return {name: self._task(name, task, seed) for name, task in self.image_tasks.items()}
 
     def _task(self, name: str, task: ImageTask, seed: int) -> Task:
-        drawn = self.plan.split(len(task.fit), len(task.held_out), (seed, self.places[name]))
+        _, y = _together(task.features["theta_0"])
+        drawn = self.plan.split(len(task.fit), len(task.held_out), (seed, self.places[name]), y)
         parts = [np.sort(part) for part in drawn]
         digest = hashlib.sha256(json.dumps([part.tolist() for part in parts]).encode()).hexdigest()
         theta_0, n_classes = self.networks["theta_0"], task.source.n_classes

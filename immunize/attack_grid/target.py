@@ -96,12 +96,18 @@ class GridPlan:
             raise UserError("the verdict is about the harmful task: tasks=[...] has to name it")
         return [name for name in there if name in self.tasks]
 
-    def split(self, n: int, n_held: int, stream: tuple[int, ...]) -> tuple[Numbers, Numbers, Numbers]:
+    def split(
+        self, n: int, n_held: int, stream: tuple[int, ...], classes: Numbers | None
+    ) -> tuple[Numbers, Numbers, Numbers]:
         """The attacker's training, validation and test rows among those of `fit`, and of `held_out` behind them.
+
+        Where all three are drawn from one pool every class has its share in each: a class with more training rows
+        would have fewer test rows, and the best constant answer less than its share of them.
 
         Args:
             n: N of `fit`.
             n_held: of `held_out`; 0 where a data set has none.
+            classes: of all these rows; None of a regression.
             stream: the seed first, then what sets this task apart.
 
         Raises:
@@ -114,10 +120,20 @@ class GridPlan:
         if n_held and not self.own_rows:
             test = n + np.arange(n_held)
         else:
+            order = order if classes is None else order[_evenly(classes[order])]
             n_test = round(count * self.test_fraction)
             test, order = order[:n_test], order[n_test:]
         n_aside = round(len(order) * self.validation_fraction)
         return order[n_aside:], order[:n_aside], test
+
+
+def _evenly(classes: Numbers) -> Numbers:
+    """An order of rows in which every stretch has all classes by their shares, and each class its rows as they came."""
+    place = np.empty(len(classes))
+    for one in np.unique(classes):
+        rows = np.flatnonzero(classes == one)
+        place[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
+    return np.argsort(place, kind="stable")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ things are computed from the rows alone:
 
 alignment   Σ_i |u_iᵀv_i| over the top k singular vectors of K_P and K_H, and the principal angles of the spans. The
             sum depends on the order of the vectors, the angles do not; neither bounds what can be reached
-bound       κ_gen and RIR* of the covariances with shrinkage (:mod:`immunize.spectrum.optimum`), which no map exceeds
+bound       κ_gen and RIR* of the covariances with shrinkage (:mod:`immunize.spectrum.optimum`), which no map exceeds on
+            them; on the rows, without shrinkage, one may
 held out    RIR, (i) and (ii) of the closed form, fitted on one part of the rows and measured on the other
 
 `immunize.forecast` turns these numbers into words.
@@ -151,9 +152,10 @@ def effective_ranks(values: Tensor) -> dict[str, float]:
 
 
 def whitening_limit(n_samples: int, n_directions: int) -> float:
-    """κ that remains on new Gaussian rows after whitening with the covariance of N rows, for large N and k.
+    """κ that remains of a Gaussian's covariance after whitening with that of N of its rows, for large N and k.
 
-    Marchenko and Pastur (1967): S^{-1/2}ΣS^{-1/2} has κ = ((1 + √γ)/(1 - √γ))², γ = k/N; infinite for N ≤ k.
+    Marchenko and Pastur (1967): S^{-1/2}ΣS^{-1/2} has κ = ((1 + √γ)/(1 - √γ))², γ = k/N; infinite for N ≤ k. It is that
+    of very many new rows: N new ones have more, 5.9 in place of 3.7 with N/k = 10, and 155 in place of 34 with 2.
     """
     root = math.sqrt(n_directions / n_samples)
     return ((1 + root) / (1 - root)) ** 2 if root < 1 else math.inf

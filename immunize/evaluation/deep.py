@@ -156,15 +156,14 @@ def _pooled(
 
 def _groups(features: Features, part: str, seed: int, settings: EvaluationSettings) -> dict[str, Any]:
     sizes = {"n_groups": settings.n_groups, "group_size": settings.group_size}
-    drawn = {
-        role: draw_groups(len(features["theta_0"][part][role][0]), generator(seed, "groups", part, role), **sizes)
-        for role in ROLES
-    }
+    samples = {role: len(features["theta_0"][part][role][0]) for role in ROLES}
+    drawn = {role: draw_groups(n, generator(seed, "groups", part, role), **sizes) for role, n in samples.items()}
     theta, theta_0 = ([group_spectra(features[which][part][role][0], drawn[role]) for role in ROLES] for which in WHICH)
     return {
         estimator: group_numbers(
             *(theta[0], theta[1], theta_0[0], theta_0[1]),
             estimator=estimator,
+            n_samples=(samples["pretrain"], samples["harmful"]),
             rho=settings.rho,
             replicates=settings.replicates,
             draws=generator(seed, "bootstrap of groups", part),

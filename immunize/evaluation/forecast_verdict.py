@@ -12,7 +12,7 @@ DECIDES: Estimator = "ridge"
 
 ENOUGH_ROWS = 10.0
 """Rows a feature from which a failure on held-out rows is not put down to their number (ours). At 10, whitening
-Gaussian rows leaves κ = 3.7 on new ones, at 2 it leaves 34 (`whitening_limit`)."""
+leaves κ = 3.7 of a Gaussian's covariance, at 2 it leaves 34 (`whitening_limit`)."""
 
 STRONG = 10.0
 """Held-out RIR* from which the verdict is "can be immunized" without "weakly" (ours)."""
@@ -53,7 +53,10 @@ def judge(found: Forecast, *, tunable: bool = True) -> ForecastVerdict:
     if found.identical:
         return ForecastVerdict(False, "identical", f"cannot be immunized: D_P and D_H are the same data ({gen})")
     if theory.rir_star < HARDER_BY:
-        bound = f"no linear map reaches an RIR above RIR* = {_short(theory.rir_star)}"
+        shrunk = " and ".join(dict.fromkeys(f"{rho:.3g}" for rho in theory.shrinkage))
+        bound = (
+            f"with shrinkage {shrunk} no linear map has an RIR above RIR* = {_short(theory.rir_star)}{_hidden(found)}"
+        )
         if theory.kappa_gen < HARDER_BY:
             sentence = f"cannot be immunized: the covariances are aligned ({gen}), {bound}"
             return ForecastVerdict(False, "aligned", sentence)
@@ -82,6 +85,13 @@ def judge(found: Forecast, *, tunable: bool = True) -> ForecastVerdict:
     weakly, code = ("", "possible") if decisive.rir >= STRONG else (" weakly", "weak")
     tail = f"; spectrum {_short(plain.rir)}"
     return ForecastVerdict(True, code, f"can be immunized{weakly}: {star} ({ratios}{tail})", notes)
+
+
+def _hidden(found: Forecast) -> str:
+    """Of the directions that are smaller than what shrinkage adds to all: without it they may tell D_P from D_H."""
+    facts = zip((found.pretrain, found.harmful), found.spectrum.shrinkage, strict=True)
+    weak = max(int((of.eigenvalues < rho * of.eigenvalues.sum() / of.n_features).sum()) for of, rho in facts)
+    return f"; it hides what differs in the {weak:,} weakest directions" if weak else ""
 
 
 def _notes(found: Forecast) -> list[str]:

@@ -20,6 +20,10 @@ intervals  A ratio is positive and skewed, so intervals are on its logarithm. Re
 
                exp( log r̂ ± t_{0.975, M-1} · √(M/(M-1)) · sd(log r*) )
 
+           wider by √(G·n/(N - n)) where N is too small for groups without a row in common. Of 150 to
+           1,635 rows it covered the mean over groups in 97 to 99 of 100 trials, without that factor in 43 to 94.
+           An interval is of the spread alone. κ of N rows is biased, upwards the more the nearer the true κ is to 1
+           and the smaller N/D is: there, as right after whitening, both ends may lie on one side of the truth.
            Percentiles of the replicates are not used: a resample has fewer distinct rows than the data, which pushes
            the smallest eigenvalue down, so that replicates are biased where their spread is not. On heavy-tailed rows
            with M = 32 units this interval covered the true ratio in 92 to 95 of 100 trials, the percentiles in 92 to
@@ -83,20 +87,21 @@ def bootstrap_counts(n_units: int, replicates: int, draws: torch.Generator) -> T
     return counts.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
 
 
-def log_interval(estimate: float, replicates: npt.ArrayLike, n_units: int) -> Interval:
+def log_interval(estimate: float, replicates: npt.ArrayLike, n_units: int, stretch: float = 1.0) -> Interval:
     """The interval of the module's note.
 
     Args:
         estimate: r̂, positive.
         replicates: (R,) positive values r* of the resamples.
         n_units: M; with one unit nothing is known, and the interval is (0, inf).
+        stretch: factor of the standard error, see :func:`stretch_of`; infinite gives (0, inf).
     """
     from scipy.special import stdtrit  # 14 MiB, which a run of a linear model has no use for
 
     logs = np.log(np.asarray(replicates, dtype=np.float64))
-    if n_units < 2 or len(logs) < 2 or not (0 < estimate < math.inf and np.isfinite(logs).all()):
+    if n_units < 2 or len(logs) < 2 or not (0 < estimate < math.inf and stretch < math.inf and np.isfinite(logs).all()):
         return 0.0, math.inf
-    error = float(logs.std(ddof=1)) * math.sqrt(n_units / (n_units - 1))
+    error = stretch * float(logs.std(ddof=1)) * math.sqrt(n_units / (n_units - 1))
     # beyond exp(700) a float ends, and nothing is known either
     half = min(float(stdtrit(n_units - 1, (1 + CONFIDENCE) / 2)) * error, 700.0)
     return estimate * math.exp(-half), estimate * math.exp(half)
@@ -277,6 +282,17 @@ def draw_groups(
     return torch.cat(cut)[:n_groups]
 
 
+def stretch_of(n_samples: int, n_groups: int, group_size: int) -> float:
+    """√(G·n/(N - n)) where N samples do not suffice for G groups of their own, else 1; infinite for N = n.
+
+    Groups that share samples differ less from each other than from those of other samples: of a mean over samples the
+    variance within N is (1 - n/N) times that of a group, and the error of the mean over all groups n/N times.
+    """
+    if n_samples >= n_groups * group_size:
+        return 1.0
+    return math.sqrt(n_groups * group_size / (n_samples - group_size)) if n_samples > group_size else math.inf
+
+
 def group_spectra(x: Tensor, groups: Tensor) -> list[Spectrum]:
     """Eigenvalues of H of every group, in float64.
 
@@ -297,6 +313,7 @@ def group_numbers(
     harmful_baseline: Sequence[Spectrum],
     estimator: Estimator = "spectrum",
     *,
+    n_samples: tuple[int, int],
     rho: float = DEFAULT_RHO,
     replicates: int,
     draws: torch.Generator,
@@ -309,6 +326,7 @@ def group_numbers(
         pretrain_baseline: of H_P(θ_0), of the same rows as `pretrain`.
         harmful_baseline: of H_H(θ_0), of the same rows as `harmful`.
         estimator: one for all.
+        n_samples: (N_P, N_H), of which the groups were drawn.
         rho: ρ of the `ridge` estimator.
         replicates: of the bootstrap.
         draws: of the bootstrap.
@@ -331,12 +349,16 @@ def group_numbers(
     kappa_p, kappa_h, base_p, base_h = (_mean([getattr(ratio, name) for ratio in ratios]) for name in KAPPAS)
     harder, easier = kappa_h.value / base_h.value, kappa_p.value / base_p.value
     ratio = ImmunizationRatio(estimator, kappa_p, kappa_h, base_p, base_h, *(means[name] for name in RATIOS))
-    intervals = {name: log_interval(means[name], counts @ v / len(v), len(v)) for name, v in own.items()}
+    sizes = len(ratios), kappa_h.n_samples
+    n = {"ratio_harmful": n_samples[1], "ratio_pretrain": n_samples[0]}
+    intervals = {
+        name: log_interval(means[name], counts @ v / len(v), len(v), stretch_of(n.get(name, min(n_samples)), *sizes))
+        for name, v in own.items()
+    }
     return PooledRatio(ratio, intervals).numbers() | {
         "of_means": dict(zip(RATIOS, (harder, easier, harder / easier), strict=True)),
         "spread": {name: float(v.std(ddof=1)) for name, v in own.items()} if len(ratios) > 1 else None,
-        "n_groups": len(ratios),
-        "group_size": kappa_h.n_samples,
+        **dict(zip(("n_groups", "group_size"), sizes, strict=True)),
     }
 
 

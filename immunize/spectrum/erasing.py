@@ -42,6 +42,11 @@ NO_SIGNAL = 1e-10
 ROUNDING = 1e-5
 """What two passes of a network in float32 differ by at most, relative to the size of the rows."""
 
+LEFT_OVER = 0.01
+"""Of a direction to be erased, which nothing may be left of but rounding: more was taken for part of another one."""
+
+SINGULAR = "the covariance of the features is singular: give a shrinkage above 0, or auto"
+
 SAME_DATA = "D_P and D_H are the same data with the same labels: what is taken from one, both lose"
 
 ONE_LABEL = (
@@ -140,7 +145,8 @@ def erasing_map(
         protected: W (D, C), weights whose outputs stay as they are.
 
     Raises:
-        ValueError: K_P is singular, or nothing or everything would be erased.
+        ValueError: K_P is singular or so close to it that a direction would be left, or nothing or everything would be
+            erased.
     """
     mean, size, gram = x_pretrain.mean(0), x_pretrain.shape[1], covariance(x_pretrain, "D_P")
     left, right = taking(root_of(gram, shrinkage), directions, protected)
@@ -150,6 +156,8 @@ def erasing_map(
     taken = left @ right
     matrix = torch.eye(size, dtype=torch.float64) - taken
     matrix = matrix @ matrix  # the same but for rounding, of which half the digits are left
+    if protected is None and float((directions.T @ matrix).abs().max()) > LEFT_OVER:
+        raise ValueError(f"{SINGULAR}: directions that differ look alike")
     changed = float((gram @ left @ right * taken).sum() / gram.trace())
     return Erasure(matrix, mean @ taken, rank, float(shrinkage), changed)
 
@@ -209,5 +217,5 @@ def root_of(gram: Tensor, shrinkage: float) -> Tensor:
     root, failed = torch.linalg.cholesky_ex(gram + shrinkage * scale * torch.eye(len(gram)).to(gram))
     floor = len(gram) * torch.finfo(torch.float64).eps * scale
     if int(failed) or not float(root.diagonal().min()) ** 2 > floor:
-        raise ValueError("the covariance of the features is singular: give a shrinkage above 0, or auto")
+        raise ValueError(SINGULAR)
     return root

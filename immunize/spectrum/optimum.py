@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from immunize.spectrum.condition import default_tolerance
 from immunize.spectrum.pencil import GeneralizedSpectrum
 
 
@@ -133,5 +134,8 @@ def _notes(one: GeneralizedSpectrum) -> list[str]:
     if one.pretrain_only:
         notes.append(f"D_H lacks {one.pretrain_only} directions that D_P has")
     if one.unseen:
-        notes.append(f"no sample has {one.unseen} of the {len(one.frame)} directions; there the map is s·I")
+        end = ", and may take a part of the budget, as ρ_P and ρ_H differ" if len({*one.shrinkage}) > 1 else ""
+        notes.append(f"no sample has {one.unseen} of the {len(one.frame)} directions; there the map is s·I{end}")
+    if one.shrinkage[0] > 0 and float(one.mu[-1]) <= default_tolerance(1, len(one.mu)) * float(one.mu[0]):
+        notes.append("with so little shrinkage κ_gen is beyond float64: it and RIR* are larger than told")
     return notes

@@ -8,7 +8,8 @@ Two contracts, kept apart:
 ρ = 0    on range(K_P). Directions only D_P has (μ = 0) do not count, those no sample has are scaled as a whole; if D_H
          has directions that D_P lacks, the supremum of RIR is infinite, which is reported, and no θ attains it
 ρ > 0    K + ρ·tr(K)/D·I for both, on all of R^D (D, not the rank: the α of the `ridge` estimator). Directions no sample
-         has share one μ = α_H/α_P, never an extreme one, so there too θ is a multiple of the identity
+         has share one μ = α_H/α_P, so there too θ is a multiple of the identity. With ρ_P = ρ_H it is no extreme one;
+         with others it may be, and then takes a part of B that no sample has a use for
 =======  =============================================================================================================
 
 Shapes: N samples, D features, r = D (ρ > 0) or rank(K_P) (ρ = 0).
@@ -80,7 +81,7 @@ class GeneralizedSpectrum:
 
     @property
     def rir_star(self) -> float:
-        """RIR* = κ_gen·κ(K_P)/κ(K_H), the largest RIR of any invertible linear map."""
+        """RIR* = κ_gen·κ(K_P)/κ(K_H), the largest RIR of any invertible linear map on the covariances with their ρ."""
         return self.kappa_gen * self.kappa_pretrain / self.kappa_harmful
 
     @property

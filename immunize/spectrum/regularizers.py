@@ -253,10 +253,11 @@ class _FeatureTerm(torch.autograd.Function):
 
 
 def well_step_bound(sigma: Tensor, n_features: int) -> float:
-    """Largest η for which a preconditioned R_well step strictly lowers κ(H) (exclusive); sigma (k,) descending.
+    """An η below which a preconditioned R_well step strictly lowers κ(H); sigma (k,) descending.
 
     η < (√σ_1 - √σ_2) / (2[(1 - 1/D)σ_1^{3/2} + σ_2^{3/2}/D]): up to there σ_1 shrinks and stays the largest, while
-    every other eigenvalue grows. Zero when σ_1 is not unique; infinite for rank 1, where κ = 1 cannot fall.
+    every other eigenvalue grows. Larger ones may lower κ too. Zero, no promise, when σ_1 is not unique; infinite for
+    rank 1, where κ = 1 cannot fall.
     """
     if len(sigma) < 2:
         return math.inf
@@ -267,10 +268,10 @@ def well_step_bound(sigma: Tensor, n_features: int) -> float:
 
 
 def ill_step_bound(sigma: Tensor) -> float:
-    """Largest η for which a preconditioned R_ill step strictly raises κ(H) (exclusive); sigma (k,) descending.
+    """An η below which a preconditioned R_ill step strictly raises κ(H); sigma (k,) descending.
 
-    η[(1 - 1/k)σ_k - σ_1/k] < f², f = ‖H‖_F²/(2k) - σ_k²/2; infinite when the bracket is not positive. Zero when σ_k
-    is not unique (then another eigenvalue becomes the smallest) or k < 2. One step within the bound is special: at
+    η[(1 - 1/k)σ_k - σ_1/k] < f², f = ‖H‖_F²/(2k) - σ_k²/2; infinite when the bracket is not positive. Zero, no
+    promise, when σ_k is not unique or k < 2. One step within the bound is special: at
     η = f²/(2(1 - 1/k)σ_k) the eigenvalue σ_k itself becomes 0, H loses a rank, and κ is that of what is left.
     """
     k = len(sigma)

@@ -82,7 +82,9 @@ class BudgetChoice:
 def middle_budget(
     spectrum: GeneralizedSpectrum, grams: Sequence[Tensor], counts: Sequence[int], harder_by: float = HARDER_BY
 ) -> float:
-    """The middle (of logarithms) of the budgets for which (a) and (b) hold in theory, as far from failing (a) as (b).
+    """The middle (of logarithms) of the budgets for which (a) and (b) hold in theory.
+
+    It is as far from failing (a) as (b), or nearer to (b) where no budget from 1 up fails (a).
 
     Args:
         spectrum: of D_H's and D_P's covariances.

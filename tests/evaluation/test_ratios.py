@@ -68,7 +68,8 @@ def groups_of(x: Four, n_groups: int = 5, group_size: int = 10) -> tuple[Tensor,
 
 def averaged(x: Four, groups: tuple[Tensor, Tensor], estimator: Estimator = "spectrum") -> dict[str, Any]:
     sides = [group_spectra(one, groups[i % 2]) for i, one in enumerate(x)]
-    return group_numbers(*sides, estimator=estimator, rho=RHO, replicates=50, draws=ref.generator(0))
+    samples = len(x[0]), len(x[1])
+    return group_numbers(*sides, estimator=estimator, n_samples=samples, rho=RHO, replicates=50, draws=ref.generator(0))
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -230,11 +231,33 @@ def test_intervals_cover_the_true_mean_over_groups() -> None:
     for trial in range(trials):
         logs = torch.randn(N_GROUPS, generator=ref.generator(trial), dtype=torch.float64) * s
         harmful = [with_kappa(10 * math.exp(float(z))) for z in logs]
-        found = group_numbers(plain, harmful, plain, baseline, replicates=60, draws=ref.generator(trial + 10_000))
+        found = group_numbers(
+            *(plain, harmful, plain, baseline),
+            n_samples=(N_GROUPS * 100,) * 2,
+            replicates=60,
+            draws=ref.generator(trial + 10_000),
+        )
         low, high = found["interval"]["ratio_harmful"]
         assert low < found["ratio_harmful"] < high
         hits += low <= math.exp(s**2 / 2) <= high
     assert 0.90 <= hits / trials <= 0.985
+
+
+def test_intervals_cover_the_mean_over_groups_that_share_rows() -> None:
+    theta, sizes = torch.diag(torch.logspace(0, -1, 4).double()), {"n_groups": 20, "group_size": 20}
+
+    def found(n: int, seed: int, groups: int) -> dict[str, Any]:
+        x_p, x_h = ref.gaussian(n, 4, seed=2 * seed), ref.gaussian(n, 4, seed=2 * seed + 1)
+        drawn = [draw_groups(n, ref.generator(side), **sizes | {"n_groups": groups}) for side in (seed, seed + 999)]
+        sides = [group_spectra(x, drawn[i % 2]) for i, x in enumerate((x_p, x_h @ theta, x_p, x_h))]
+        return group_numbers(*sides, n_samples=(9999, n), replicates=60, draws=ref.generator(seed))
+
+    truth = found(20_000, 0, 1000)["ratio_harmful"]
+    for n, enough in ((60, 0.93), (100, 0.9)):
+        ends = [found(n, trial, 20)["interval"] for trial in range(1, 80)]
+        assert sum(low <= truth <= high for low, high in (of["ratio_harmful"] for of in ends)) >= enough * len(ends)
+        assert all(of["rir"][1] / of["rir"][0] > of["ratio_pretrain"][1] / of["ratio_pretrain"][0] == 1 for of in ends)
+    assert found(20, 1, 20)["interval"]["ratio_harmful"] == [0, math.inf]  # all groups are one and the same
 
 
 def test_intervals_cover_the_ratio_of_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:

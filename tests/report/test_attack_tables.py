@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import t as student_t
 
 from immunize.evaluation.attacks.curves import RESOURCES
 from immunize.records import ATTACK_RECORD
@@ -98,10 +99,11 @@ def test_retention_is_over_runs_with_an_interval(attack: Record) -> None:
     for record, value in zip(records, (0.3, 0.5, 0.4), strict=True):
         record["results"]["harmful"]["immunized"]["T1"]["retention"] = {"values": [value], "errors": [0.03]}
         record["results"]["harmful"]["immunized"]["T2"]["retention"] = {"values": [None], "errors": [None]}
-    half = 1.96 * np.sqrt(0.03**2 + 0.01 / 3)  # the rows are shared, the seeds are three
+    rows, seeds = 0.03**2, 0.01 / 3  # the rows are shared, the seeds are three
+    half = student_t.ppf(0.975, (rows + seeds) ** 2 / (seeds**2 / 2)) * np.sqrt(rows + seeds)
     row = cells(attack_tables(attacks_of(*records)), "synthetic: retention")["ours"]
     assert row[1:3] == [f"0.40 ({0.4 - half:.2f} to {0.4 + half:.2f})", "–"]
-    assert interval_text({"values": [-0.001], "errors": [0.1]}) == "0.00 (−0.20 to 0.20)"
+    assert interval_text({"values": [-0.001], "errors": [0.1]}) == "0.00 (−0.20 to 0.19)"
 
 
 def test_reference_and_control_are_counted_once_a_seed(attack: Record) -> None:

@@ -302,6 +302,18 @@ def test_the_same_data_twice_and_a_singular_covariance_are_refused() -> None:
     assert erase(flat, x_h, y).rank == 3
 
 
+def test_a_direction_that_looks_like_another_beside_a_tiny_column_is_not_left() -> None:
+    means = torch.tensor([[1.0, 1, 0, 0], [-1, 1, 0, 0], [0, -2, 0, 0]], dtype=torch.float64)
+    y = torch.arange(300) % 3
+    x_p, x_h = ref.gaussian(400, 4, seed=1), ref.gaussian(300, 4, seed=2) + 3 * means[y]
+    x_p[:, 0] *= 1e-7
+    with pytest.raises(ValueError, match="shrinkage above 0, or auto: directions that differ look alike"):
+        erase(x_p, x_h, y, shrinkage=0.0)
+    found = erase(x_p, x_h, y, shrinkage=1e-12)
+    assert found.rank == 2
+    assert left(found, x_h, y) < 1e-6
+
+
 def test_rows_that_span_nothing_together_choose_nothing() -> None:
     y = torch.arange(90) % 3
     with pytest.raises(ValueError, match="no row of D_P lies in the span of the others"):

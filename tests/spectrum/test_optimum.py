@@ -296,6 +296,9 @@ def test_notes_name_what_only_one_data_set_has() -> None:
     k_p, k_h = diagonal(3.0, 2.0, 0.0, 0.0), diagonal(0.0, 1.0, 1.0, 0.0)
     notes = frontier(generalized_spectrum(k_p, k_h, shrinkage=1e-2)).notes
     assert [note[:20] for note in notes] == ["D_H has 1 directions", "D_H lacks 1 directio", "no sample has 1 of t"]
+    others = frontier(generalized_spectrum(k_p, k_h, shrinkage=(1e-2, 1e-3))).notes
+    assert others[-1].endswith("may take a part of the budget, as ρ_P and ρ_H differ")
+    assert "beyond float64" in frontier(generalized_spectrum(k_p, k_h, shrinkage=1e-9)).notes[-1]
 
 
 def test_one_feature_is_a_pair_of_numbers() -> None:

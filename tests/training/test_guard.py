@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,3 +171,17 @@ def test_without_a_task_term_the_norm_is_the_multiplier() -> None:
 def test_a_norm_whose_square_is_beyond_single_precision_is_a_norm() -> None:
     parameter = torch.ones(2, requires_grad=True)
     assert _gradient_norm(1e30 * parameter.sum(), [parameter]) == pytest.approx(2**0.5 * 1e30)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("changed", "exact"), [({}, True), ({"gradient_clip_val": 1.0}, False), ({"accumulate_grad_batches": 4}, False)]
+)
+def test_a_step_that_the_trainer_changes_is_not_the_theorems(changed: dict[str, Any], exact: bool) -> None:
+    cfg = tiny(*single("well_only", 1e-3))
+    module = module_of(cfg, data_of(cfg))
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1)]
+    plain = {"optimizers": optimizers, "accumulate_grad_batches": 1, "gradient_clip_val": None}
+    trainer: Any = SimpleNamespace(**plain | changed)
+    guard = TheoremGuard()
+    guard.on_train_start(trainer, module)
+    assert guard.facts(module)["guard"]["theorem_step"] is exact

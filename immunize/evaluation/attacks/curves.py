@@ -138,24 +138,33 @@ class Curve:
             "validation": [point.validation for point in self.points],
             "test": [point.test for point in self.points],
             "label": list(self.labels),
-            **({"rows": [_packed(point.rows) for point in self.points]} if self.by == "steps" else {}),
+            **(
+                {"rows": [None if of.rows is None else packed(of.rows) for of in self.points]}
+                if self.by == "steps"
+                else {}
+            ),
         }
 
     @classmethod
     def of_plain(cls, columns: dict[str, list[Any]], by: str = "steps") -> Curve:
         """The curve that `plain` laid out."""
-        packed = columns.get("rows", [None] * len(columns["test"]))
-        numbers = zip(*(columns[name] for name in (*RESOURCES, "validation", "test")), packed, strict=True)
-        points = (Point(Cost(*costs), validation, test, _unpacked(rows)) for *costs, validation, test, rows in numbers)
+        rows_of = columns.get("rows", [None] * len(columns["test"]))
+        numbers = zip(*(columns[name] for name in (*RESOURCES, "validation", "test")), strict=True)
+        points = (
+            Point(Cost(*costs), validation, test, unpacked(rows) if rows else None)
+            for (*costs, validation, test), rows in zip(numbers, rows_of, strict=True)
+        )
         return cls(tuple(points), tuple(columns["label"]), by)
 
 
-def _packed(rows: npt.NDArray[Any] | None) -> str | None:
-    return None if rows is None else base64.b64encode(zlib.compress(rows.astype("<f4").tobytes())).decode()
+def packed(rows: npt.NDArray[Any]) -> str:
+    """What each test row adds to a score, as text for a cell: float32."""
+    return base64.b64encode(zlib.compress(rows.astype("<f4").tobytes())).decode()
 
 
-def _unpacked(text: str | None) -> npt.NDArray[Any] | None:
-    return None if text is None else np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<f4")
+def unpacked(text: str) -> npt.NDArray[Any]:
+    """What :func:`packed` packed."""
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<f4")
 
 
 def best_validation(points: Iterable[Point]) -> float:

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from immunize.errors import UserError
-from immunize.evaluation.attacks.curves import RESOURCES, Cost, Curve, best_so_far
+from immunize.evaluation.attacks.curves import RESOURCES, Cost, Curve, best_so_far, packed, unpacked
 from immunize.evaluation.attacks.judging import Attacked
-from immunize.evaluation.attacks.protocol import TIERS, Attack, AttackData, Budget, Outcome
-from immunize.evaluation.attacks.scoring import chance
+from immunize.evaluation.attacks.protocol import TIERS, Array, Attack, AttackData, Budget, Outcome
+from immunize.evaluation.attacks.scoring import constant_shares
 
-CELL_VERSION = 8
+CELL_VERSION = 9
 """Part of every key; raised when a change of the code changes the numbers of all attacks."""
 
 Cell = dict[str, Any]
@@ -136,7 +136,7 @@ def attack_all(
         cell = None if store is None else store.get(key)
         known = cell is not None
         if cell is None:
-            cell = _cell(attack, attack.run(data, budget, seed), chance(data))
+            cell = _cell(attack, attack.run(data, budget, seed), constant_shares(data))
             if store is not None:
                 store.put(key, cell)
         cells[entry.name] = cell
@@ -168,18 +168,19 @@ def in_tier(cells: Mapping[str, Cell], tier: str) -> Attacked | None:
         curves=curves,
         diverged=diverged,
         undecided_by=tuple(name for name in diverged if mine[name]["scale_free"]),
-        chance=next(iter(mine.values()))["chance"],
+        constant=unpacked(next(iter(mine.values()))["constant"]),
     )
 
 
-def _cell(attack: Attack, outcome: Outcome, constant: float) -> Cell:
+def _cell(attack: Attack, outcome: Outcome, constant: Array) -> Cell:
     labelled = [(trace.label, trace.points) for trace in outcome.traces]
     spent = sum((trace.spent for trace in outcome.traces), Cost())
     return {
         "tier": attack.tier,
         "status": outcome.status,
         "scale_free": attack.scale_free,
-        "chance": constant,
+        "chance": float(constant.mean()),
+        "constant": packed(constant),
         "curves": {by: best_so_far(labelled, by).plain() for by in RESOURCES},
         "spent": asdict(spent),
         "candidates": [

@@ -15,7 +15,7 @@ these. Differences are paired, row by row, since both are measured on the same o
 It held if it did for every seed. Not decided is a tier where θ_0 itself learns nothing, and one that would have held
 only because an attack diverged with every candidate: that is a failure of the attack, not a success of the defence.
 
-Retention is what is left to learn: (s - c)/(s_0 - c), with c the score of the best constant answer.
+Retention is what is left to learn: (s - c)/(s_0 - c), with c the score of the best constant answer on the same rows.
 
 The thresholds are those of the design (attacks.md), but for the ten steps, which are ours: from one step to two is
 twice as many, and no protection. Points are hundredths of accuracy or R². Shapes: M test rows.
@@ -73,13 +73,18 @@ class Attacked:
         curves: best so far over the tier's attacks, by resource.
         diverged: attacks of which every candidate diverged.
         undecided_by: those of them that do not hang on the features' scale: the tier has nothing in their place.
-        chance: score of the best constant answer.
+        constant: (M,) what each test row adds to the score of the best constant answer.
     """
 
     curves: Mapping[str, Curve]
     diverged: tuple[str, ...]
     undecided_by: tuple[str, ...]
-    chance: float
+    constant: Array
+
+    @property
+    def chance(self) -> float:
+        """Score of the best constant answer."""
+        return float(self.constant.mean(dtype=np.float64))
 
     @property
     def curve(self) -> Curve:
@@ -160,30 +165,31 @@ def compare(extractor: Attacked, reference: Attacked) -> TierResult:
     reason = ""
     if held and extractor.undecided_by:
         held, reason = None, f"diverged with every candidate: {', '.join(extractor.undecided_by)}"
-    retention = _retention(best, best_reference, reference.chance)
+    retention = _retention(best, best_reference, reference)
     return TierResult(score, best_reference.test, paid, paid_reference, held, reason, difference, retention)
 
 
 def _less(point: Point | None, reference: Point, share: float = 1.0) -> Estimate:
     """A share of θ_0's score less the extractor's; nothing reached is a score of zero."""
     score = 0.0 if point is None else point.test
-    return Estimate(share * reference.test - score, _error(point, reference, share))
+    return Estimate(share * reference.test - score, _error(point, share * _rows(reference)))
 
 
-def _retention(best: Point | None, reference: Point, chance: float) -> Estimate:
-    """(s - c)/(s_0 - c); its error is that of s less as many s_0, over s_0 - c: the ratio in first order."""
+def _retention(best: Point | None, reference: Point, of_theta_0: Attacked) -> Estimate:
+    """Of (s - c)/(s_0 - c) = r the error is that of s - r s_0 - (1 - r)c, over s_0 - c: the ratio in first order."""
+    chance, theirs = of_theta_0.chance, _rows(reference)
     above = reference.test - chance
     left = ((0.0 if best is None else best.test) - chance) / above
-    return Estimate(left, _error(best, reference, left) / above)
+    constant = of_theta_0.constant if len(of_theta_0.constant) == len(theirs) else chance
+    return Estimate(left, _error(best, left * theirs + (1 - left) * constant) / above)
 
 
-def _error(point: Point | None, reference: Point, share: float) -> float:
-    """Standard error of share·s_0 - s over the test rows; of rows that are not the same those of both add up."""
-    theirs = _rows(reference)
+def _error(point: Point | None, theirs: Array) -> float:
+    """Standard error of a mean less s over the test rows; of rows that are not the same those of both add up."""
     mine = np.zeros_like(theirs) if point is None else _rows(point)
     if len(mine) == len(theirs):
-        return math.sqrt(np.var(share * theirs - mine) / len(mine))
-    return math.sqrt(share**2 * np.var(theirs) / len(theirs) + np.var(mine) / len(mine))
+        return math.sqrt(np.var(theirs - mine) / len(mine))
+    return math.sqrt(np.var(theirs) / len(theirs) + np.var(mine) / len(mine))
 
 
 def _rows(point: Point) -> Array:

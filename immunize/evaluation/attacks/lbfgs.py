@@ -5,7 +5,8 @@ all penalties are solved for side by side, so that the rows are read once for al
 a thread of its own, of which one runs at a time, until it asks or ends. So what comes of each is what comes of it
 alone, and nothing depends on chance.
 
-`C` is that of scikit-learn for features divided by σ_1(X)/√N: λ = 1/(C·N).
+`C` is that of scikit-learn for features divided by σ_1(X)/√N: λ = 1/(C·N). Two classes have a weight vector each here,
+and scikit-learn one for both: there its C is twice as large.
 """
 
 from __future__ import annotations

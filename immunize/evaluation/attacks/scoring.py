@@ -46,7 +46,10 @@ def target_matrix(data: AttackData, rows: Rows) -> Array:
 
 
 def shares(data: AttackData, rows: Rows, outputs: Array) -> npt.NDArray[Any]:
-    """What each row adds to the score, which is their mean: right or wrong, or 1 - N(y - ŷ)²/Σ(y - ȳ)².
+    """What each row adds to the score s, which is their mean.
+
+    Classification: right or wrong. Regression, a_i = (y_i - ŷ_i)², b_i = (y_i - ȳ)²: s + ((1 - s)b_i - a_i)/mean(b), so
+    that their variance is that of the ratio s = 1 - mean(a)/mean(b) in first order.
 
     Args:
         data: the task.
@@ -59,14 +62,16 @@ def shares(data: AttackData, rows: Rows, outputs: Array) -> npt.NDArray[Any]:
     if data.n_classes:
         return np.asarray(outputs.argmax(axis=1) == rows.y)
     targets = target_matrix(data, rows)
-    return np.asarray(1 - len(rows) * np.square(targets - outputs).sum(axis=1) / np.square(targets).sum())
+    a, b = np.square(targets - outputs).sum(axis=1), np.square(targets).sum(axis=1)
+    score = 1 - a.mean() / b.mean()
+    return np.asarray(score + ((1 - score) * b - a) / b.mean())
 
 
-def chance(data: AttackData) -> float:
-    """The test score of the best constant answer: the share of the most frequent training class; 0 for regression."""
+def constant_shares(data: AttackData) -> npt.NDArray[Any]:
+    """The same of the best constant answer on the test rows: the most frequent training class; 0 for regression."""
     if not data.n_classes:
-        return 0.0
-    return float((data.test.y == np.bincount(data.train.y.astype(np.int64)).argmax()).mean())
+        return np.zeros(len(data.test))
+    return np.asarray(data.test.y == np.bincount(data.train.y.astype(np.int64)).argmax())
 
 
 class Meter:

@@ -4,7 +4,10 @@ An attack record has for every seed a difference to θ_0 and a retention with th
 Seeds of one data set mostly share these rows, so that what the rows are to blame for does not average out, and what the
 seeds add does:
 
-    mean ± 1.96 sqrt(mean(error²) + var(values)/k)        var with k - 1; of one seed only its rows count
+    mean ± t sqrt(mean(error²) + var(values)/k)        var with k - 1; of one seed only its rows count
+
+t is the 97.5 % point of Student's distribution with Welch and Satterthwaite's degrees of freedom, as many as rows give
+where these make the interval, and k - 1 where the seeds do: (e + v)²(k - 1)/v² with e, v the two terms under the root.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ COLUMNS = ("task", "tier", "score θ_0", "score", "retention", "steps θ_0", "st
 HORIZON_COLUMNS = ("area", "end", "deviation", "steps to 50 %", "steps to 90 %")
 """Numbers of fine-tuning over many steps (`evaluation/attacks/curves.py`); `assets/blocks.md` says what they mean."""
 
-_CONFIDENCE = 1.96
+_CONFIDENCE = 0.95
 
 Estimates = Mapping[str, Sequence[float | None]]
 """Two columns, "values" and "errors", one number a seed; None where θ_0 learns nothing."""
@@ -55,9 +58,13 @@ def interval_of(found: Estimates | None) -> Interval | None:
     known = [(value, error) for value, error in pairs if value is not None and error is not None]
     if not known:
         return None
+    from scipy.special import stdtrit  # 14 MiB
+
     values = [value for value, _ in known]
     of_seeds = variance(values) / len(values) if len(values) > 1 else 0.0
-    half = _CONFIDENCE * math.sqrt(mean(error**2 for _, error in known) + of_seeds)
+    of_both = mean(error**2 for _, error in known) + of_seeds
+    freedom = (of_both / of_seeds) ** 2 * (len(values) - 1) if of_seeds else math.inf
+    half = float(stdtrit(freedom, (1 + _CONFIDENCE) / 2)) * math.sqrt(of_both)
     return Interval(mean(values), mean(values) - half, mean(values) + half)
 
 

@@ -27,7 +27,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
-from torch.optim import Optimizer
 
 from immunize.objective import Step, mean_over_ranks
 from immunize.spectrum import Spectrum, condition_number, ill_step_bound, spectrum_of, well_step_bound
@@ -67,7 +66,7 @@ class TheoremGuard(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See what kind of step it is."""
         assert isinstance(pl_module, ImmunizationModule)
-        self._theorem_step = _takes_theorem_steps(trainer.optimizers, pl_module)
+        self._theorem_step = _takes_theorem_steps(trainer, pl_module)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         """Remember both condition numbers and η."""
@@ -135,17 +134,19 @@ class TheoremGuard(Callback):
         return {"guard": {"theorem_step": self._theorem_step, **self.counts}}
 
 
-def _takes_theorem_steps(optimizers: list[Optimizer], module: ImmunizationModule) -> bool:
+def _takes_theorem_steps(trainer: Trainer, module: ImmunizationModule) -> bool:
     """θ' = θ - ηλ·K⁻¹∇R exactly: plain gradient descent on one preconditioned regularizer and nothing else."""
     terms = module.objective.weights.keys()
     if not isinstance(module, LinearModule) or len(terms) != 1 or not terms <= {"well", "ill"}:
         return False
     if module.objective.precondition != "inverse_free":  # K⁻¹∇R without an ε, see :mod:`immunize.features.linear`
         return False
+    if trainer.accumulate_grad_batches != 1 or trainer.gradient_clip_val:
+        return False
     extras = ("momentum", "weight_decay", "dampening", "maximize")
     return all(
         isinstance(optimizer, torch.optim.SGD) and not any(group[name] for name in extras)
-        for optimizer in optimizers
+        for optimizer in trainer.optimizers
         for group in optimizer.param_groups
     )
 

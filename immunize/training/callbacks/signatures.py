@@ -246,7 +246,7 @@ class FailureSignatures:
             look.step,
             None,
             values,
-            f"RIR is {look.ratio.rir:.4g}, and no linear map reaches more than RIR* = {theory.rir_star:.4g}: {why}. "
+            f"RIR is {look.ratio.rir:.4g}, and with ρ no linear map has more than RIR* = {theory.rir_star:.4g}: {why}. "
             f"Choose another D_P or D_H; `python -m immunize.forecast` with the same data settings tells beforehand",
         )
 

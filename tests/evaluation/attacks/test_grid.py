@@ -22,7 +22,8 @@ from immunize.evaluation.attacks import (
 )
 from immunize.evaluation.attacks.curves import RESOURCES, Curve, Point, Trace, best_so_far, horizon_of, look_steps
 from immunize.evaluation.attacks.grid import Entry, attack_all, check_tiers, in_tier, version_of
-from immunize.evaluation.attacks.judging import Attacked, TierResult, compare, judge
+from immunize.evaluation.attacks.judging import Attacked, Estimate, TierResult, compare, judge
+from immunize.evaluation.attacks.scoring import shares, target_matrix
 from tests.evaluation.attacks.making import Memory, classes, ill_conditioned, regression
 
 SMALL = (60, 40, 50)
@@ -105,13 +106,13 @@ def test_data_that_cannot_be_used_are_refused(change, words: str) -> None:
 # Verdicts.
 
 
-def attacked(*points: tuple[int, float | np.ndarray], chance: float = 0.1) -> Attacked:
+def attacked(*points: tuple[int, float | np.ndarray], constant: np.ndarray | float = 0.1) -> Attacked:
     """What had been reached by these steps: a score, or what each test row adds to it."""
     made = tuple(
         Point(Cost(s, s / 10, 5 * s, 100.0 * s), float(np.mean(of)), float(np.mean(of)), of if np.ndim(of) else None)
         for s, of in points
     )
-    return Attacked({by: Curve(made, ("x",) * len(made), by) for by in RESOURCES}, (), (), chance)
+    return Attacked({by: Curve(made, ("x",) * len(made), by) for by in RESOURCES}, (), (), np.atleast_1d(constant))
 
 
 THETA_0 = [(1, 0.3), (10, 0.75), (100, 0.80)]  # 90 % of 0.80 is 0.72: after 10 steps
@@ -180,13 +181,33 @@ def test_costlier_counts_only_where_the_target_is_missed_by_more_than_the_accide
 
 
 def test_retention_is_what_is_left_above_chance() -> None:
-    half, whole, little = (attacked((1, right(count)), chance=0.2) for count in (50, 80, 24))
+    constant = right(20, wrong_before=40)  # the rows that the most frequent class is right about
+    half, whole, little, nothing = (
+        attacked((1, rows), constant=constant) for rows in (right(50), right(80), right(24), constant)
+    )
     found = compare(half, whole)
     assert found.retention.value == pytest.approx(0.5)
     draws = np.random.default_rng(1).integers(0, 100, (4000, 100))
-    ratios = (right(50)[draws].mean(1) - 0.2) / (right(80)[draws].mean(1) - 0.2)
-    assert found.retention.error == pytest.approx(ratios.std(), rel=0.1)  # the bootstrap over rows
+    ratios = [(right(count)[draws].mean(1) - constant[draws].mean(1)) for count in (50, 80)]
+    assert found.retention.error == pytest.approx((ratios[0] / ratios[1]).std(), rel=0.1)  # the bootstrap over rows
+    assert compare(nothing, whole).retention == Estimate(0.0, 0.0)  # on other rows too a constant answer has nothing
     assert compare(little, little).retention is None  # θ_0 learns nothing
+
+
+def test_errors_of_a_regression_are_those_of_a_ratio_of_means() -> None:
+    """R² has (y - ȳ)² below, whose mean over the test rows is as much of an accident as that above it."""
+    rng, found = np.random.default_rng(0), []
+    train = Rows(np.zeros((4, 1)), np.array([-1.0, 1, -1, 1]))  # of mean 0 and deviation 1, as y is
+    for _ in range(400):
+        test = Rows(np.zeros((150, 1)), rng.standard_normal(150))
+        data = AttackData(train, train, test, 0)
+        y = target_matrix(data, test)
+        outputs = {"all": 0.7 * y, "some": y - 0.3 * rng.standard_normal(y.shape), "nothing": 0 * y}
+        of = {name: attacked((1, shares(data, test, out)), constant=np.zeros(150)) for name, out in outputs.items()}
+        same = compare(of["nothing"], of["all"]).difference  # in every draw of rows
+        assert (same.value, same.error) == (pytest.approx(0.91), pytest.approx(0, abs=1e-9))
+        found.append(compare(of["nothing"], of["some"]).difference)
+    assert np.std([of.value for of in found]) == pytest.approx(np.mean([of.error for of in found]), rel=0.1)
 
 
 def result(held: bool | None) -> TierResult:
