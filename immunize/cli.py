@@ -76,11 +76,8 @@ def _refuse_several() -> None:
 
     for line in HydraConfig.get().overrides.task:
         group, _, choice = line.partition("=")
-        if (
-            choice.startswith("[")
-            and "," in choice
-            and Path(config_dir(), group.lstrip("+").partition("@")[0]).is_dir()
-        ):
+        of_group = Path(config_dir(), group.lstrip("+").partition("@")[0]).is_dir()
+        if of_group and choice.startswith("[") and "," in choice:
             raise UserError(f"{line}: one {group} can be chosen; {group}={choice.strip('[]').partition(',')[0]} is one")
 
 
