@@ -154,7 +154,7 @@ sweep_lambda: $(STAMP) ## (i) against (ii) over λ_H/λ_P on House Prices, in ex
 	$(call sweep,sweep_lambda)
 	$(call report,sweep_lambda,immunize.report)
 
-front: theta0_digits ## RIR against D_P's accuracy of networks over λ_H/λ_P, η and trained layers: SCALE=digits (half an hour) or small (hours; needs the image sets)
+front: theta0_digits ## RIR against D_P's accuracy of networks over λ_H/λ_P, η and trained layers: SCALE=digits (half an hour) or small (as long; needs the image sets)
 	@test -n "$(SCALE)" || { echo "front has SCALE=digits and SCALE=small"; exit 1; }
 	@$(BIN)/python -m immunize.train experiment=front$(deep)
 	@$(BIN)/python -m experiments.network_front experiment=front$(deep) runs=outputs/front$(deep) out=experiments/front$(deep)
