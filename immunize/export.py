@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from immunize.cli import command, tell
 from immunize.errors import CheckpointError, UserError
 from immunize.files import write_text
-from immunize.records import CHECKPOINT, EXPORT, read_immunized
+from immunize.records import CHECKPOINT, EXPORT, EXPORTED, read_immunized
 from immunize.settings import check_folder
 
 if TYPE_CHECKING:
     from torch import nn
 
-WEIGHTS, TIMM_CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+WEIGHTS, TIMM_CONFIG, CARD = EXPORTED
 
 KEPT = ("first_conv", "classifier", "fixed_input_size", "pool_size")
 """What timm's pretrained configuration knows of an architecture, beside the input and the classes."""

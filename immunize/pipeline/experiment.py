@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -29,12 +28,10 @@ from immunize.objective import Objective
 from immunize.pipeline.fit import TRAINING, Fit, Telling, quiet_lightning
 from immunize.processes import beside, can_fork, is_first
 from immunize.records import (
-    CARD_JSON,
-    CARD_MD,
     CHECKPOINT,
-    EXPORT,
     FIGURE,
-    REPORT,
+    MADE_OF_A_RUN,
+    RECORD,
     begun,
     peak_memory_mib,
     provenance,
@@ -116,9 +113,9 @@ def save(record: dict[str, Any], folder: Path, loggers: list[Logger], step: int,
         figure: draw the norm ratios.
     """
     drawn = folder / FIGURE
-    for made in (FIGURE, CARD_JSON, CARD_MD, REPORT):  # of a run that this one overwrites, as what was exported
-        (folder / made).unlink(missing_ok=True)
-    shutil.rmtree(folder / EXPORT, ignore_errors=True)
+    if (folder / RECORD).is_file():  # of a run that this one overwrites
+        for made in MADE_OF_A_RUN:
+            (folder / made).unlink(missing_ok=True)
     write_record(folder, record)
     done = record["status"] == "finished"
     try:
