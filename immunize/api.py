@@ -358,11 +358,6 @@ def _check_kinds(backbone: Any, head: Any, method: Any, options: Any) -> None:
     for name, (value, kind, words) in kinds.items():
         if not isinstance(value, kind):
             raise UserError(f"{name} has to be {words}, it is {type(value).__name__}")
-    own = {str(weight.dtype) for weight in backbone.parameters() if weight.is_floating_point()}
-    if own and str(head.weight.dtype) not in own:
-        raise UserError(
-            f"the backbone is of {', '.join(own)} and the head of {head.weight.dtype}: give both as .float()"
-        )
     if any(weight is head.weight for weight in backbone.parameters()):
         log.warning("backbone and head share a weight: what comes back has one each")
     if (dtype := head.weight.dtype) in (torch.bfloat16, torch.float16):
@@ -387,8 +382,9 @@ def _copied(backbone: nn.Module, head: nn.Linear) -> tuple[nn.Module, nn.Linear]
     """In eval mode; a weight that both have becomes two."""
     try:
         return copy.deepcopy(backbone).eval(), copy.deepcopy(head).eval()
-    except RuntimeError as error:
-        raise UserError(f"the network cannot be copied, call it once under torch.no_grad(): {error}") from None
+    except (RuntimeError, TypeError) as error:
+        advice = ", call it once under torch.no_grad()" if "graph leaves" in str(error) else ""
+        raise UserError(f"the network cannot be copied{advice}: {error}") from None
 
 
 @contextlib.contextmanager
@@ -424,7 +420,9 @@ def _cut(
     And those of them that keep what they computed, each with its share of what one of them could keep.
     """
     example = next(batches(loader, "pretrain"))[0][:AT_MOST_TO_LOOK_AT]
-    output_of(backbone.eval(), example.to(device_of(backbone)), "pretrain")
+    given = output_of(backbone.eval(), example.to(device_of(backbone)), "pretrain").dtype
+    if given != head.weight.dtype:
+        raise UserError(f"the backbone gives {given} and the head is of {head.weight.dtype}: give both as .float()")
     net = DeepExtractor.from_module(backbone, head, trainable, example=example)
     net.compute_once()
     reference = net.reference()

@@ -71,13 +71,16 @@ def command(config: str, *, values: bool = False) -> Callable[[Callable[..., Any
 
 
 def _refuse_several() -> None:
-    """Refuse two choices of one group, such as logger=[csv,wandb]: Hydra would merge them into one of neither."""
+    """Refuse two choices of one group, such as logger=[csv,wandb]: Hydra would merge them into one of neither.
+
+    Groups within groups, as harmful/sets, and `benign` are lists.
+    """
     from hydra.core.hydra_config import HydraConfig
 
     for line in HydraConfig.get().overrides.task:
         group, _, choice = line.partition("=")
-        of_group = Path(config_dir(), group.lstrip("+").partition("@")[0]).is_dir()
-        if of_group and choice.startswith("[") and "," in choice:
+        single = "/" not in group and group != "benign" and Path(config_dir(), group.partition("@")[0]).is_dir()
+        if single and choice.startswith("[") and "," in choice:
             raise UserError(f"{line}: one {group} can be chosen; {group}={choice.strip('[]').partition(',')[0]} is one")
 
 

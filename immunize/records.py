@@ -38,8 +38,8 @@ ATTACK_RECORD, ATTACK_CELLS = "attack_record.json", "attack_cells"
 """What `immunize.attack` leaves in a run's folder: its record, and before that the attacks that are done."""
 CARD_JSON, CARD_MD, REPORT, EXPORT = "card.json", "CARD.md", "report.html", "export"
 EXPORTED = ("model.safetensors", "config.json", "README.md")
-MADE_OF_A_RUN = (FIGURE, CARD_JSON, CARD_MD, REPORT, *(f"{EXPORT}/{name}" for name in EXPORTED))
-"""What may be made of a run's record and checkpoint, in its folder; of an export by default."""
+MADE_OF_A_RUN = (CARD_JSON, CARD_MD, REPORT, *(f"{EXPORT}/{name}" for name in EXPORTED))
+"""Files that are made of a run's record and checkpoint later, in its folder unless `out=` says otherwise."""
 SWEEP = "sweep.json"
 """In the folder of a sweep that can be continued: which of the runs there are its own, by their config hashes. Runs
 with settings of before stay in the folder until somebody removes them."""

@@ -434,7 +434,7 @@ def test_wrong_settings_are_explained(network: Network, options: dict[str, Any],
         ({"pretrain": loader(1).dataset}, "put a DataLoader around the data set"),
         ({"pretrain": [(torch.ones_like(X), Y)]}, "columns of D_P's features are constant"),
         ({"harmful": [loader(2), loader(3)]}, r"harmful_loader holds several loaders, and one is .*ConcatDataset"),
-        ({"backbone": Backbone().double()}, r"the backbone is of torch.float64 and the head of torch.float32"),
+        ({"backbone": Backbone().double()}, r"does not take its inputs, .* torch.float32: "),
         ({"backbone": nn.GRU(20, D)}, r"the backbone has to return one tensor \(N, D\), it returns tuple"),
     ],
 )

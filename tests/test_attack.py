@@ -13,12 +13,13 @@ import torch
 from immunize import attack, threads, train
 from immunize.attack_grid.linear import LinearTarget
 from immunize.attack_grid.run import RESULTS
+from immunize.attack_grid.target import GridPlan
 from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.config import resolved
 from immunize.data.arrays import Arrays
 from immunize.data.pair import PairedData
 from immunize.errors import CheckpointError, DataError, UserError
-from immunize.evaluation.attacks import GradientDescent
+from immunize.evaluation.attacks import Budget, GradientDescent
 from immunize.instantiate import sources_of
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD, write_record
 from tests.attacking import TINY_GRID, attack_tiny, compose_attack, target_of, timeless
@@ -172,9 +173,23 @@ def test_digit_pairs_are_told_apart_and_third_digits_are_benign(tmp_path: Path) 
     with_own = target_of(f"checkpoint={tmp_path / CHECKPOINT}", "harmful=digits", "harmful.pair=[3,0]", "own_rows=true")
     for seed in range(4):  # no class has fewer rows to be measured on for having more to be learned from
         own = with_own.tasks(seed)["harmful"].data
-        assert all(np.ptp(np.bincount(part.y)) <= 1 for part in (own.train, own.validation, own.test))
+        assert all(np.ptp(np.bincount(part.y)) <= 2 for part in (own.train, own.validation, own.test))
     rotations = [target.extractors(seed)["random_orthogonal"] for seed in (0, 1)]
     assert not torch.allclose(*rotations)
+
+
+def test_rare_classes_are_shared_out_by_chance() -> None:
+    """200 rows of two classes, 40 of a class of their own, half of 240 to be measured on."""
+    of = {"seeds": (0,), "threads": 1, "jobs": 1, "budget": Budget(1), "tasks": None}
+    plan = GridPlan(**of, validation_fraction=0.5, own_rows=True, test_fraction=0.5)  # type: ignore[arg-type]
+    classes = np.concatenate([np.repeat([0, 1], 100), 2 + np.arange(40)])
+    singles = []
+    for seed in range(6):
+        train, validation, test = plan.split(0, 240, (seed, 0), classes)
+        assert sorted([*train, *validation, *test]) == list(range(240))
+        assert np.abs(np.bincount(classes[test])[:2] - 50).max() <= 2
+        singles.append(int((classes[test] > 1).sum()))
+    assert 10 < np.mean(singles) < 30
 
 
 def test_a_run_that_was_judged_by_rows_set_aside_is_attacked_with_those(tmp_path: Path) -> None:

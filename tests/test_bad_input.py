@@ -170,9 +170,12 @@ def test_logger_package_that_is_not_installed(refused: Refused, monkeypatch: pyt
     assert "tensorboard" in message
 
 
-def test_two_choices_of_a_group_are_refused(refused: Refused) -> None:
+def test_two_choices_of_a_group_are_refused_and_lists_of_those_that_are_lists_taken(refused: Refused) -> None:
     message = refused(train.main, *TINY, "logger=[csv,wandb]", "hydra.run.dir=run")
     assert "logger=[csv,wandb]: one logger can be chosen; logger=csv is one" in message
+    of_sets = "model=resnet18", "harmful=multi", "harmful/sets=[cars,caltech101]", "data_root=nowhere"
+    assert "was not found" in refused(train.main, *of_sets)
+    assert "nothing" in refused(attack.main, "run=nothing", "benign=[caltech101,cifar10]")
 
 
 def test_what_is_to_be_pasted_is_from_where_the_command_was_given(

@@ -114,7 +114,7 @@ def test_an_attacker_with_images_of_its_own_has_none_that_the_immunization_saw(f
     assert len(network.test) == round(0.5 * len(task.held_out))
     classes = own.tasks(0)["harmful"].seen_by("immunized").test.y
     whole = task.features["theta_0"][1].y
-    assert np.abs(np.bincount(classes) - 0.5 * np.bincount(whole)).max() <= 1
+    assert np.abs(np.bincount(classes) - 0.5 * np.bincount(whole)).max() <= 2
 
 
 def test_network_shows_the_features_that_the_rows_are(folder: Path) -> None:

@@ -116,23 +116,29 @@ class GridPlan:
         if self.own_rows and not n_held:
             raise DataError("own_rows=true takes held-out rows, and these data have none of their own")
         first, count = (n, n_held) if self.own_rows else (0, n)
-        order = first + random_generator(stream[0], SPLIT_STREAM, *stream[1:]).permutation(count)
+        draws = random_generator(stream[0], SPLIT_STREAM, *stream[1:])
+        order = first + draws.permutation(count)
         if n_held and not self.own_rows:
             test = n + np.arange(n_held)
         else:
-            order = order if classes is None else order[_evenly(classes[order])]
+            order = order if classes is None else order[_evenly(classes[order], draws)]
             n_test = round(count * self.test_fraction)
             test, order = order[:n_test], order[n_test:]
         n_aside = round(len(order) * self.validation_fraction)
         return order[n_aside:], order[:n_aside], test
 
 
-def _evenly(classes: Numbers) -> Numbers:
-    """An order of rows in which every stretch has all classes by their shares, and each class its rows as they came."""
+def _evenly(classes: Numbers, draws: np.random.Generator) -> Numbers:
+    """An order of rows in which every stretch has all classes by their shares, to a row, and of rare ones by chance.
+
+    Args:
+        classes: of the rows as they come, which is kept within each class.
+        draws: where the rows of each class begin.
+    """
     place = np.empty(len(classes))
     for one in np.unique(classes):
         rows = np.flatnonzero(classes == one)
-        place[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
+        place[rows] = (np.arange(len(rows)) + draws.random()) / len(rows)
     return np.argsort(place, kind="stable")
 
 

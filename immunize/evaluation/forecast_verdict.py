@@ -91,7 +91,7 @@ def _hidden(found: Forecast) -> str:
     """Of the directions that are smaller than what shrinkage adds to all: without it they may tell D_P from D_H."""
     facts = zip((found.pretrain, found.harmful), found.spectrum.shrinkage, strict=True)
     weak = max(int((of.eigenvalues < rho * of.eigenvalues.sum() / of.n_features).sum()) for of, rho in facts)
-    return f"; it hides what differs in the {weak:,} weakest directions" if weak else ""
+    return f"; shrinkage hides the weakest directions ({weak:,})" if weak else ""
 
 
 def _notes(found: Forecast) -> list[str]:

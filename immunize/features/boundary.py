@@ -329,11 +329,17 @@ class _Reached(Exception):  # noqa: N818 (not an error: how the trunk stops)
 
 
 class _StandIn(nn.Module):
-    """What stands where another module was, with its attributes: code around it may ask for a width or a dtype."""
+    """What stands where another module was, with its attributes: code around it may ask for a width or a dtype.
 
-    def __init__(self, module: nn.Module) -> None:
+    Args:
+        module: the other one.
+        start: of a tail, whose copies may be moved: weights are told as they are where the tail is.
+    """
+
+    def __init__(self, module: nn.Module, start: _Start | None = None) -> None:
         super().__init__()
         self._instead_of = (module,)  # whose parameters are none of this one's
+        self._start = start
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -341,7 +347,12 @@ class _StandIn(nn.Module):
         except AttributeError:
             if name.startswith("__") or "_instead_of" not in self.__dict__:
                 raise
-            return getattr(self._instead_of[0], name)
+        value = getattr(self._instead_of[0], name)
+        if self._start is None:
+            return value
+        if isinstance(value, nn.Module):
+            return _StandIn(value, self._start)
+        return self._start.moved(value) if isinstance(value, Tensor) else value
 
 
 class _Stop(_StandIn):
@@ -361,6 +372,11 @@ class _Start:
         self.h: Tensor | None = None
         self.zeros_used: list[Tensor] | None = None
 
+    def moved(self, weight: Tensor) -> Tensor:
+        """A frozen weight on h's device, in its dtype."""
+        here = weight.detach()
+        return here if self.h is None else here.to(self.h.device, self.h.dtype if here.is_floating_point() else None)
+
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """Zeros that take no memory, in h's dtype, or in `dtype` where that is no floating-point one."""
         assert self.h is not None
@@ -371,31 +387,39 @@ class _Start:
         return zero.expand(shape)
 
 
-class _Resume(_StandIn):
+class _Resume(nn.Module):
     """At the boundary of a tail: the module itself, called with h whatever the code before has made."""
 
     def __init__(self, module: nn.Module, start: _Start) -> None:
-        super().__init__(module)
+        super().__init__()
         self.module = module
-        self.start = start
+        self._start = start
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__") or name == "module":
+                raise
+            return getattr(self.module, name)
 
     def forward(self, _: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.module(self.start.h, *args, **kwargs)
+        return self.module(self._start.h, *args, **kwargs)
 
 
 class _Silent(_StandIn):
     """In a tail, in place of a module that has finished before the boundary; a size is fixed or so much times N."""
 
     def __init__(self, module: nn.Module, start: _Start, sizes: Sizes, dtype: torch.dtype | None) -> None:
-        super().__init__(module)
-        self.start = start
-        self.sizes = sizes
-        self.dtype = dtype
+        super().__init__(module, start)
+        self._sizes = sizes
+        self._of = dtype
 
     def forward(self, *_: Any, **__: Any) -> Tensor:
-        assert self.start.h is not None
-        n = len(self.start.h)
-        return self.start.zeros(tuple(size * n if batch else size for size, batch in self.sizes), self.dtype)
+        assert self._start is not None
+        assert self._start.h is not None
+        n = len(self._start.h)
+        return self._start.zeros(tuple(size * n if batch else size for size, batch in self._sizes), self._of)
 
 
 def _cut(seen: Seen, boundary: Call) -> tuple[Trunk, Tail]:

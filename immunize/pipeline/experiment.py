@@ -113,9 +113,11 @@ def save(record: dict[str, Any], folder: Path, loggers: list[Logger], step: int,
         figure: draw the norm ratios.
     """
     drawn = folder / FIGURE
+    drawn.unlink(missing_ok=True)
     if (folder / RECORD).is_file():  # of a run that this one overwrites
         for made in MADE_OF_A_RUN:
-            (folder / made).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # none there, or none of ours
+                (folder / made).unlink()
     write_record(folder, record)
     done = record["status"] == "finished"
     try:

@@ -184,6 +184,30 @@ def test_trainable_that_matches_nothing_or_everything(trainable: list[str], word
         build(trainable=trainable)
 
 
+class Tied(nn.Module):
+    """Whose last layer is the first one's weight, which is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle = nn.Linear(6, 4, bias=False).requires_grad_(False), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.middle(self.first(x)) @ self.first.weight
+        return out
+
+
+def test_a_frozen_weight_that_the_tail_asks_for_goes_where_a_copy_of_the_tail_goes() -> None:
+    torch.manual_seed(0)
+    net, x = Tied().eval(), torch.randn(5, 6)
+    trunk, tail = split_network(net, [*net.middle.parameters()], x)
+    h = trunk(x)
+    assert torch.equal(h, net.first(x))
+    assert torch.equal(tail(h), net(x))
+    assert torch.allclose(copy.deepcopy(tail).double()(h.double()), net(x).double())
+    assert {name.rpartition(".")[2] for name, _ in tail.named_parameters()} == {"weight", "bias"}
+    assert sum(weight.numel() for weight in tail.parameters()) == 20
+
+
 def test_a_tied_weight_is_trained_by_each_of_its_names_and_once() -> None:
     body = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     body[2].weight = body[0].weight

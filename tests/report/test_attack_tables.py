@@ -103,6 +103,7 @@ def test_retention_is_over_runs_with_an_interval(attack: Record) -> None:
     half = student_t.ppf(0.975, (rows + seeds) ** 2 / (seeds**2 / 2)) * np.sqrt(rows + seeds)
     row = cells(attack_tables(attacks_of(*records)), "synthetic: retention")["ours"]
     assert row[1:3] == [f"0.40 ({0.4 - half:.2f} to {0.4 + half:.2f})", "–"]
+    assert interval_text({"values": [0.0, 1e-80], "errors": [0.05, 0.05]}) == "0.00 (−0.10 to 0.10)"
     assert interval_text({"values": [-0.001], "errors": [0.1]}) == "0.00 (−0.20 to 0.19)"
 
 

@@ -176,7 +176,10 @@ def _less(point: Point | None, reference: Point, share: float = 1.0) -> Estimate
 
 
 def _retention(best: Point | None, reference: Point, of_theta_0: Attacked) -> Estimate:
-    """Of (s - c)/(s_0 - c) = r the error is that of s - r s_0 - (1 - r)c, over s_0 - c: the ratio in first order."""
+    """Of (s - c)/(s_0 - c) = r the error is that of s - r s_0 - (1 - r)c, over s_0 - c: the ratio in first order.
+
+    Where attackers were measured on some of the test rows alone (`measured` of T4), c is that of all, without error.
+    """
     chance, theirs = of_theta_0.chance, _rows(reference)
     above = reference.test - chance
     left = ((0.0 if best is None else best.test) - chance) / above

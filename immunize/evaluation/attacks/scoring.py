@@ -13,6 +13,7 @@ A candidate is settled, and its attack spends nothing more on it, once both hold
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,8 +63,11 @@ def shares(data: AttackData, rows: Rows, outputs: Array) -> npt.NDArray[Any]:
     if data.n_classes:
         return np.asarray(outputs.argmax(axis=1) == rows.y)
     targets = target_matrix(data, rows)
-    a, b = np.square(targets - outputs).sum(axis=1), np.square(targets).sum(axis=1)
+    with np.errstate(over="ignore"):
+        a, b = np.square(targets - outputs).sum(axis=1), np.square(targets).sum(axis=1)
     score = 1 - a.mean() / b.mean()
+    if not math.isfinite(score):  # finite outputs, whose squares are not
+        return np.full(len(rows), -np.inf)
     return np.asarray(score + ((1 - score) * b - a) / b.mean())
 
 

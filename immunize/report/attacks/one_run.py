@@ -63,7 +63,8 @@ def interval_of(found: Estimates | None) -> Interval | None:
     values = [value for value, _ in known]
     of_seeds = variance(values) / len(values) if len(values) > 1 else 0.0
     of_both = mean(error**2 for _, error in known) + of_seeds
-    freedom = (of_both / of_seeds) ** 2 * (len(values) - 1) if of_seeds else math.inf
+    ratio = of_both / of_seeds if of_seeds else math.inf
+    freedom = ratio * ratio * max(1, len(values) - 1)
     half = float(stdtrit(freedom, (1 + _CONFIDENCE) / 2)) * math.sqrt(of_both)
     return Interval(mean(values), mean(values) - half, mean(values) + half)
 

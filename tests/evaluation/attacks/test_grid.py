@@ -210,6 +210,12 @@ def test_errors_of_a_regression_are_those_of_a_ratio_of_means() -> None:
     assert np.std([of.value for of in found]) == pytest.approx(np.mean([of.error for of in found]), rel=0.1)
 
 
+def test_a_score_whose_squares_overflow_is_the_worst_and_no_nan() -> None:
+    data = regression(sizes=SMALL)
+    of = shares(data, data.test, np.full((len(data.test), 1), 1e160))
+    assert np.mean(of) == -np.inf
+
+
 def result(held: bool | None) -> TierResult:
     return TierResult(0.5, 0.9, None, None, held)
 
