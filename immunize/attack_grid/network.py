@@ -98,8 +98,8 @@ class NetworkTarget(Target):
         return {name: self._task(name, task, seed) for name, task in self.image_tasks.items()}
 
     def _task(self, name: str, task: ImageTask, seed: int) -> Task:
-        _, y = _together(task.features["theta_0"])
-        drawn = self.plan.split(len(task.fit), len(task.held_out), (seed, self.places[name]), y)
+        classes = _labels(task.features["theta_0"])
+        drawn = self.plan.split(len(task.fit), len(task.held_out), (seed, self.places[name]), classes)
         parts = [np.sort(part) for part in drawn]
         digest = hashlib.sha256(json.dumps([part.tolist() for part in parts]).encode()).hexdigest()
         theta_0, n_classes = self.networks["theta_0"], task.source.n_classes
@@ -299,4 +299,8 @@ def _features(released: Released, images: ImageSet, workers: int, folder: Path |
 
 def _together(both: Sequence[Features]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     x: Tensor = torch.cat([features.x for features in both]).double()
-    return x.numpy(), torch.cat([features.y for features in both]).numpy()
+    return x.numpy(), _labels(both)
+
+
+def _labels(both: Sequence[Features]) -> np.ndarray[Any, Any]:
+    return torch.cat([features.y for features in both]).numpy()

@@ -349,16 +349,16 @@ def group_numbers(
     kappa_p, kappa_h, base_p, base_h = (_mean([getattr(ratio, name) for ratio in ratios]) for name in KAPPAS)
     harder, easier = kappa_h.value / base_h.value, kappa_p.value / base_p.value
     ratio = ImmunizationRatio(estimator, kappa_p, kappa_h, base_p, base_h, *(means[name] for name in RATIOS))
-    sizes = len(ratios), kappa_h.n_samples
+    sizes = {"n_groups": len(ratios), "group_size": kappa_h.n_samples}
     n = {"ratio_harmful": n_samples[1], "ratio_pretrain": n_samples[0]}
     intervals = {
-        name: log_interval(means[name], counts @ v / len(v), len(v), stretch_of(n.get(name, min(n_samples)), *sizes))
+        name: log_interval(means[name], counts @ v / len(v), len(v), stretch_of(n.get(name, min(n_samples)), **sizes))
         for name, v in own.items()
     }
     return PooledRatio(ratio, intervals).numbers() | {
         "of_means": dict(zip(RATIOS, (harder, easier, harder / easier), strict=True)),
         "spread": {name: float(v.std(ddof=1)) for name, v in own.items()} if len(ratios) > 1 else None,
-        **dict(zip(("n_groups", "group_size"), sizes, strict=True)),
+        **sizes,
     }
 
 

@@ -328,6 +328,16 @@ class _Reached(Exception):  # noqa: N818 (not an error: how the trunk stops)
         self.h = h
 
 
+class _Other:
+    """A module that something else stands for: copies of that share it, as they do not use it but ask what it is."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __deepcopy__(self, memo: object) -> _Other:
+        return self
+
+
 class _StandIn(nn.Module):
     """What stands where another module was, with its attributes: code around it may ask for a width or a dtype.
 
@@ -338,7 +348,7 @@ class _StandIn(nn.Module):
 
     def __init__(self, module: nn.Module, start: _Start | None = None) -> None:
         super().__init__()
-        self._instead_of = (module,)  # whose parameters are none of this one's
+        self._instead_of = _Other(module)  # whose parameters are none of this one's
         self._start = start
 
     def __getattr__(self, name: str) -> Any:
@@ -347,7 +357,7 @@ class _StandIn(nn.Module):
         except AttributeError:
             if name.startswith("__") or "_instead_of" not in self.__dict__:
                 raise
-        value = getattr(self._instead_of[0], name)
+        value = getattr(self._instead_of.module, name)
         if self._start is None:
             return value
         if isinstance(value, nn.Module):

@@ -203,7 +203,9 @@ def test_a_frozen_weight_that_the_tail_asks_for_goes_where_a_copy_of_the_tail_go
     h = trunk(x)
     assert torch.equal(h, net.first(x))
     assert torch.equal(tail(h), net(x))
-    assert torch.allclose(copy.deepcopy(tail).double()(h.double()), net(x).double())
+    copied = copy.deepcopy(tail).double()
+    assert torch.allclose(copied(h.double()), net(x).double())
+    assert copied.net.first._instead_of.module is net.first  # which a copy is no longer for
     assert {name.rpartition(".")[2] for name, _ in tail.named_parameters()} == {"weight", "bias"}
     assert sum(weight.numel() for weight in tail.parameters()) == 20
 
