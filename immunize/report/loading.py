@@ -15,10 +15,9 @@ import gzip
 import io
 import json
 import math
-from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -343,34 +342,20 @@ def read_results(path: Path) -> list[_Record]:
         head, *rows = list(csv.reader(io.StringIO(text, newline=""), strict=True)) or [[]]
         if not head or any(len(row) != len(head) for row in rows):
             raise ValueError("not every row has a cell for every column")
-        columns = [(name.split(SEPARATOR), _values(cells)) for name, *cells in zip(head, *rows, strict=True)]
     except (OSError, EOFError, ValueError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as results: {error}. It was cut off or damaged") from None
-    alike = defaultdict(list)  # records with the same keys, which are put together at once
-    for index, row in enumerate(rows):
-        alike[tuple(map(bool, row))].append(index)
-    records: dict[int, _Record] = {index: {} for index in alike.pop((False,) * len(head), [])}
-    for there, of in alike.items():
-        tree: dict[str, Any] = {}
-        for (*outer, last), column in compress(columns, there):
-            place = tree
-            for key in outer:
-                place = place.setdefault(key, {})
-            place[last] = [column[index] for index in of]
-        records |= zip(of, _rows_of(tree), strict=True)
-    return [records[index] for index in range(len(rows))]
+    paths, value = [name.split(SEPARATOR) for name in head], functools.cache(_value)
+    return [_nested((at, value(cell)) for at, cell in zip(paths, row, strict=True) if cell) for row in rows]
 
 
-def _values(cells: Sequence[str]) -> list[Any]:
-    known = {cell: _value(cell) for cell in set(cells)}
-    return [known[cell] for cell in cells]
-
-
-def _rows_of(tree: dict[str, Any] | list[Any]) -> list[Any]:
-    """A nested dictionary of columns as one nested dictionary a row."""
-    if isinstance(tree, list):
-        return tree
-    return [dict(zip(tree, row, strict=True)) for row in zip(*map(_rows_of, tree.values()), strict=True)]
+def _nested(leaves: Iterable[tuple[Sequence[str], Any]]) -> _Record:
+    tree: _Record = {}
+    for (*outer, last), value in leaves:
+        place = tree
+        for key in outer:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return tree
 
 
 def leaves(record: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
@@ -392,32 +377,15 @@ def _kept(record: Mapping[str, Any]) -> _Record:
     return kept
 
 
-_as_json = json.JSONEncoder(ensure_ascii=False).encode
-_as_value = json.JSONDecoder().raw_decode
-_WORDS = {None: "null", True: "true", False: "false"}
-
-
 def _text(value: Any) -> str:
-    """JSON; of numbers and words, which are most of a file, without the encoder, which takes five times as long."""
-    if isinstance(value, str):
-        return _quoted(value)
-    if value is None or isinstance(value, bool):
-        return _WORDS[value]
-    if type(value) is int or (type(value) is float and math.isfinite(value)):
-        return repr(value)
-    return _as_json(value)
-
-
-@functools.cache
-def _quoted(value: str) -> str:
-    """As it is where it would be read as itself: a carriage return would end the line."""
-    return value if value and "\r" not in value and _value(value) == value else _as_json(value)
+    """JSON; a text as it is where it would be read as itself: a carriage return would end the line."""
+    if isinstance(value, str) and value and "\r" not in value and _value(value) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _value(cell: str) -> Any:
-    bare = cell.strip(" \t\n\r")
     try:
-        value, end = _as_value(bare)
+        return json.loads(cell)
     except ValueError:
         return cell
-    return value if end == len(bare) else cell
