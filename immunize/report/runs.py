@@ -263,7 +263,7 @@ def experiment_of(record: dict[str, Any]) -> tuple[str, bool]:
 
 def _check_settings(records: Sequence[dict[str, Any]]) -> None:
     settings: dict[str, dict[str, str]] = {}
-    starts: dict[tuple[str, int], dict[str, str]] = {}
+    starts: dict[tuple[str, int], str | None] = {}
     for record in records:
         flat = flat_settings(record)
         if differing := {name for name, _ in settings.setdefault(record["method"], flat).items() ^ flat.items()}:
@@ -272,8 +272,7 @@ def _check_settings(records: Sequence[dict[str, Any]]) -> None:
                 "configuration out of the folder"
             )
         start = theta_0_of(record)
-        known = starts.setdefault((pair_label(record), record["seed"]), start)
-        if any(start[name] != known[name] for name in start.keys() & known.keys()):
+        if len({start, starts.setdefault((pair_label(record), record["seed"]), start)} - {None}) > 1:
             raise ValueError(
                 f"runs on {pair_label(record)} with seed {record['seed']} began with different θ_0; move those of an "
                 "older one out of the folder"
@@ -300,12 +299,10 @@ def check_once(records: Sequence[dict[str, Any]], name_of: Callable[[dict[str, A
             raise ValueError(f"the run {method}, {name}, seed {seed} is there twice")
 
 
-def theta_0_of(record: dict[str, Any]) -> dict[str, str]:
-    """What tells θ_0 from others: a digest of its weights, or in records of before that its file."""
-    digest = (record.get("network") or {}).get("theta_0_sha256")
-    if digest is not None:
-        return {"digest": digest}
-    return {"file": str(record["config"].get("model", {}).get("checkpoint"))}
+def theta_0_of(record: dict[str, Any]) -> str | None:
+    """A digest of θ_0's weights; None of a linear model, whose θ_0 is the identity, and in records of before."""
+    digest: str | None = (record.get("network") or {}).get("theta_0_sha256")
+    return digest
 
 
 def flat_settings(record: dict[str, Any]) -> dict[str, str]:

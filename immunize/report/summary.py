@@ -83,9 +83,9 @@ def _of_one_theta_0_a_seed(group: list[dict[str, Any]]) -> list[list[dict[str, A
     """The group, or where runs of one seed began at several θ_0, one for each of these."""
     if len({record["seed"] for record in group}) == len(group):
         return [group]
-    parts: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    parts: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
     for record in group:
-        parts[json.dumps(theta_0_of(record))].append(record)
+        parts[theta_0_of(record)].append(record)
     return list(parts.values())
 
 
