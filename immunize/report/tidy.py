@@ -45,10 +45,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_RUN = (
-    *("run", "experiment", "status", "model", "pretrain", "harmful", "pair", "method", "seed"),
-    *LAMBDAS,
-)
+_RUN = ("run", "experiment", "status", "model", "pretrain", "harmful", "pair", "method", "seed", *LAMBDAS)
 _MEASURED = ("kind", "part", "estimator", "quantity", "value")
 COLUMNS = (*_RUN, *_MEASURED)
 """Of a frame, in their order."""
