@@ -14,6 +14,33 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+LOCK = ".lock"
+"""Name of the file that a command holds in its folder. The system frees it when the process ends, however it ends."""
+
+
+@contextlib.contextmanager
+def held(folder: Path, refusal: Exception) -> Iterator[None]:
+    """Hold a folder for this process.
+
+    Args:
+        folder: it exists.
+        refusal: raised where another process holds it.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise refusal from None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / LOCK).unlink()  # while it is held: who comes later has a file of its own
+        lock.release()
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; the file written there takes the place of `path`, or is removed on an error.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from immunize.cli import command, pasted, sigint_restored, tell, teller
 from immunize.config import hash_of_run, is_deep, resolved
 from immunize.effects import asked_for
 from immunize.errors import UserError
+from immunize.files import held
 from immunize.instantiate import NOT_ARGUMENTS, build, sources_of
 from immunize.processes import is_first, process_count, run_processes, started_outside
 from immunize.records import RECORD, read_record
@@ -60,7 +62,8 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     method = build(cfg.method, leave_out=NOT_ARGUMENTS)
     record = new_record(settings, method, given)
     count = process_count(cfg.trainer) if is_deep(cfg) and method.trains else 1
-    with sigint_restored():
+    alone = UserError(f"another run is at work in {folder}; wait for its end, or choose another: hydra.run.dir=...")
+    with held(folder, alone) if is_first() else contextlib.nullcontext(), sigint_restored():
         if count > 1 and not started_outside():
             spec = {"config": settings, "command": record["command"], "quiet": quiet}
             run_processes(spec, folder, count, "immunize.pipeline")
@@ -92,7 +95,7 @@ def main(cfg: DictConfig) -> float | None:
             f"the run {record['status']}: its record says where, the checkpoint holds the last finite θ; a smaller "
             "objective.learning_rate may mend it"
         )
-    return value_of(record)
+    return value_of(record) if is_first() else None  # beside it there are no numbers
 
 
 if __name__ == "__main__":

@@ -377,6 +377,19 @@ def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> No
     assert logged(folders[0]) == logged(folders[1])
 
 
+@pytest.mark.slow
+def test_processes_that_torchrun_has_started_end_with_the_numbers_of_a_run_that_starts_its_own(tmp_path: Path) -> None:
+    settings = (*DEEP, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "objective.epochs=2")
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "immunize.train")
+    records = []
+    for name, words in {"own": ("immunize.train",), "outside": torchrun}.items():
+        done = Command(*words, *settings, f"hydra.run.dir={tmp_path / name}", cwd=tmp_path).wait()
+        assert done.returncode == 0, done.stderr[-2000:]
+        records.append(read_record(tmp_path / name))
+    assert same_weights(tmp_path / "own", tmp_path / "outside")
+    assert all(records[0][key] == records[1][key] for key in NUMBERS)
+
+
 def test_a_training_of_before_its_file_held_the_counts_or_of_another_configuration_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,9 +22,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize import evaluate, train
 from immunize.config import config_dir, hash_of_run, register
+from immunize.files import held
 from immunize.records import RECORD, read_record, write_record
 from immunize.sweeping import done_record
-from immunize.sweeping.launching import sole_sweep, threads_a_worker
+from immunize.sweeping.launching import threads_a_worker
 from immunize.sweeping.plan import Plan, jobs_of
 from tests.commands import INTERRUPTIBLE, Called, Done, begun
 from tests.composing import TINY, compose_config, run_tiny
@@ -277,7 +278,7 @@ def test_a_plan_composes_one_run_of_each_kind(sweep: Sweep, monkeypatch: pytest.
 
 def test_folder_belongs_to_one_sweep_at_a_time(sweep: Sweep) -> None:
     Path("sweep").mkdir()
-    with sole_sweep(Path("sweep")):
+    with held(Path("sweep"), AssertionError()):
         err = sweep.failed("seed=0,1").err
         assert "another sweep is running in" in err
         assert "hydra.sweep.dir" in err

@@ -3,7 +3,7 @@
     python -m experiments.table_attacks scale=linear|digits|small|defence_digits|defence_small|defence_front
         |defence_linear|defence_own|defence_newrows|defence_search|defence_weights|defence_ridge
         |defence_deep|defence_floor
-        |t4_digits|t4_long|t4_rates|t4_search|t4_small|t4_weights|t4_lora|t4_full
+        |t4_digits|t4_long|t4_rates|t4_stages|t4_search|t4_small|t4_weights|t4_lora|t4_full
         |rotations
         [runs=folder,folder] [out=folder] [seeds=0,1,2] [harmful=cars,caltech101] [models=vit_small] [pairs=01,38]
         [methods=ours,none]

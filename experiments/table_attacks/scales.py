@@ -176,6 +176,12 @@ SCALES = {
         seeds=(0,),
     ),
     "t4_rates": Scale(("outputs/t4_digits",), (*_LAST_BLOCK, _ALL_RATES, "tasks=[harmful]"), methods=None),
+    # whoever moves all that the immunization trained, and not the last stage alone
+    "t4_stages": Scale(
+        ("outputs/t4_digits",),
+        (*alone("last_block"), _ALL_RATES, "tasks=[harmful]"),
+        methods=("censor_deep", "sophon_deep"),
+    ),
     "t4_long": Scale(
         ("outputs/t4_digits",),
         (

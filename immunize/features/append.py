@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from immunize.errors import CheckpointError
 from immunize.features.boundary import takes_channels_last
 from immunize.features.deep import DeepExtractor
-from immunize.features.weights import state_digest
+from immunize.features.weights import pooled, stages_of, state_digest
 
 FOLD_TOLERANCE = 1e-4
 FOLD_TOLERANCE_FLOAT64 = 1e-9
@@ -406,7 +406,7 @@ class StageOutputs(nn.Module):
             self.network.to(memory_format=torch.channels_last)
         self._map_off = released.map is not None
         self._found: dict[str, Tensor] = {}
-        for name, channels in _stages(self.network).items():
+        for name, channels in stages_of(self.network).items():
             self.network.get_submodule(name).register_forward_hook(partial(self._keep, name, channels))
         widths = {name: output.shape[1] for name, output in self._outputs(example).items()}
         ends = itertools.accumulate(widths.values())
@@ -426,14 +426,4 @@ class StageOutputs(nn.Module):
 
     def _keep(self, name: str, channels: int | None, module: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.ndim >= 2:
-            last = output.ndim == 3 or (output.ndim > 3 and channels == output.shape[-1] != output.shape[1])
-            pooled = output if output.ndim == 2 else output.movedim(-1, 1) if last else output
-            self._found[name] = pooled.flatten(2).mean(2) if pooled.ndim > 2 else pooled
-
-
-def _stages(network: nn.Module) -> dict[str, int | None]:
-    """Names of modules, and how many channels each says that it has."""
-    listed = getattr(network, "feature_info", None)
-    if isinstance(listed, list):
-        return {str(of["module"]): of.get("num_chs") for of in listed}
-    return {name: None for name, _ in network.named_children()}
+            self._found[name] = pooled(output, channels)

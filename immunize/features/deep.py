@@ -32,7 +32,7 @@ from torch.func import functional_call
 from immunize.errors import UserError
 from immunize.features.boundary import NoBoundaryError, replaced, split_network, working_modules
 from immunize.features.extract import Once, device_of
-from immunize.features.weights import build_network, check_fit, classifier_name, state_digest
+from immunize.features.weights import build_network, check_fit, classifier_name, pooled, stages_of, state_digest
 
 ADJUSTABLE = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
 """What `model.data` may set differently from the pretrained configuration; the size is `model.image_size`."""
@@ -475,17 +475,16 @@ def features_at(
     finally:
         for handle in handles:
             handle.remove()
-    return [features, *(_rows(name, outputs, len(h)) for name, outputs in seen.items())]
+    channels = stages_of(net.network)
+    return [features, *(_rows(name, outputs, len(h), channels.get(name)) for name, outputs in seen.items())]
 
 
 def _keep(outputs: list[Tensor], _: nn.Module, __: object, output: Tensor) -> None:
     outputs.append(output.clone() if isinstance(output, Tensor) else output)  # what follows may write into it
 
 
-def _rows(name: str, outputs: list[Tensor], count: int) -> Tensor:
+def _rows(name: str, outputs: list[Tensor], count: int, channels: int | None) -> Tensor:
     if len(outputs) != 1 or not isinstance(outputs[0], Tensor) or outputs[0].shape[:1] != (count,):
         raise UserError(f"method.depths: {name!r} does not give one tensor with a row for each image")
     output = outputs[0]
-    if output.ndim > 2 and math.prod(output.shape[1:]) > MOST_COLUMNS:
-        output = output.mean(1) if output.ndim == 3 else output.flatten(2).mean(2)  # tokens come first, channels too
-    return torch.flatten(output, 1)
+    return torch.flatten(pooled(output, channels) if math.prod(output.shape[1:]) > MOST_COLUMNS else output, 1)

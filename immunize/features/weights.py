@@ -319,3 +319,26 @@ def _answers(address: str, wait: float) -> bool:
     thread.start()
     thread.join(wait)
     return answered.is_set()
+
+
+def stages_of(network: nn.Module) -> dict[str, int | None]:
+    """Names of modules, and how many channels each says that it has."""
+    listed = getattr(network, "feature_info", None)
+    if isinstance(listed, list):
+        return {str(of["module"]): of.get("num_chs") for of in listed}
+    return {name: None for name, _ in network.named_children()}
+
+
+def pooled(output: Tensor, channels: int | None) -> Tensor:
+    """What a module gives, averaged over places or tokens.
+
+    Args:
+        output: (N, D), tokens (N, T, D), or a map with its channels first, or last where only these are as many as
+            the module says that it has.
+        channels: so many.
+
+    Returns:
+        (N, D).
+    """
+    last = output.ndim == 3 or (output.ndim > 3 and channels == output.shape[-1] != output.shape[1])
+    return (output.movedim(-1, 1) if last else output).flatten(2).mean(2) if output.ndim > 2 else output

@@ -111,14 +111,16 @@ class Contract(Censor):
         if not {"gain", "contraction"} & self.weights.keys():
             return found
         judged, path = attack(step, self.attacker, self.n_outputs)
+        whole = self.attacker.second_order  # else the steps count as constants
         learned, unseen = ((~judged).nonzero().squeeze(1), judged.nonzero().squeeze(1))
         losses, steps = [], []
         for parameters, head in path:
             losses.append(harmful_loss(step, unseen, parameters, head))
             if "contraction" in self.weights:
-                value = harmful_loss(step, learned, parameters, head.detach())
+                value = harmful_loss(step, learned, parameters, head if whole else head.detach())
                 slopes = gradients_of(value, list(parameters.values()), graph=True)
-                steps.append((_flat(parameters.values()).detach(), _flat(step.averaged(slopes))))
+                place = _flat(parameters.values())
+                steps.append((place if whole else place.detach(), _flat(step.averaged(slopes))))
         found |= self._gain(torch.stack(losses), step) | self._contraction(steps, losses[0])
         return {name: value for name, value in found.items() if name in self.weights}
 

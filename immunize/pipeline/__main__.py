@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import signal
 import sys
 import time
@@ -21,6 +22,8 @@ def main(path: Path) -> int:
     """Do what the file says; the exit code."""
     end_with_parent()
     start_quickly()
+    if not is_first():
+        logging.disable(logging.ERROR)  # what all processes log, one says
     from immunize.pipeline.assemble import assemble
     from immunize.pipeline.experiment import new_record, run
 

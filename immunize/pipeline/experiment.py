@@ -130,7 +130,12 @@ def save(record: dict[str, Any], folder: Path, loggers: list[Logger], step: int,
             with quiet_lightning():
                 log_results(loggers, numbers, result_rows(record), curves, drawn if drawn.exists() else None, step=step)
         close_loggers(loggers, success=done)
-    except (OSError, RuntimeError, ValueError) as error:  # a full disk, a logger's server: the run itself is safe
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        UserError,
+    ) as error:  # a full disk, a logger's server: the run itself is safe
         log.warning("the record is written, but not the figure or the log: %s", error)
 
 
@@ -150,7 +155,7 @@ def flat_metrics(record: dict[str, Any]) -> dict[str, float]:
 
     Returns:
         `metrics` as "part/estimator/name", those of a network's groups as "part/groups/estimator/name",
-        `pretrain_accuracy` as "pretrain_accuracy/which", `separability` as "part/role/which/measure/ρ".
+        `pretrain_accuracy` as "pretrain_accuracy/which", `separability` as "separability/part/role/which/measure/ρ".
     """
     ratios = {
         f"{part}/{of}{estimator}/{name}": value
@@ -161,7 +166,7 @@ def flat_metrics(record: dict[str, Any]) -> dict[str, float]:
         if isinstance(value, float)
     }
     kept = {f"pretrain_accuracy/{which}": value for which, value in record.get("pretrain_accuracy", {}).items()}
-    return ratios | kept | dict(leaves(record["separability"]))
+    return ratios | kept | dict(leaves({"separability": record["separability"]}))
 
 
 def flat_curves(record: dict[str, Any]) -> dict[str, tuple[list[int], list[float]]]:

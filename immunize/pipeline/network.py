@@ -57,6 +57,7 @@ from immunize.processes import is_first
 from immunize.spectrum import ZeroMatrixError
 from immunize.training import DeepModule
 from immunize.training.callbacks import NetworkMonitor, Resuming
+from immunize.training.loggers import RunLogger
 
 WATCHED_GROUPS = 5
 """So many of `deep.groups` times `deep.group_size` images of each data set are watched while a network trains."""
@@ -192,6 +193,9 @@ class NetworkModel:
         resuming = Resuming(kept[0], f"{kept[1]} {self.theta_0['theta_0_sha256']}", resume=training.resume)
         if resuming.place is not None:
             pair.go_on(*resuming.place)
+        for logger in loggers:
+            if resuming.run_id is not None and isinstance(logger, RunLogger):
+                logger.go_on(resuming.run_id)
         monitor = NetworkMonitor(
             self.reference,
             self._watched(),

@@ -168,6 +168,8 @@ def _status(folder: Path) -> str:
 def _told(error: Exception) -> str:
     if isinstance(error, HydraException | OmegaConfBaseException):
         return with_cause(error)
+    if isinstance(error, OSError):  # a full disk
+        return f"error: {error}"
     return "".join(traceback.format_exception(error)).rstrip()
 
 

@@ -25,6 +25,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import NOT_HASHED
+from immunize.files import held
 from immunize.processes import closing_pool, signals_handled, started_outside
 from immunize.records import SWEEP, write_record
 from immunize.sweeping.job import Jobs, Outcome, done_record, job_return, value_of, words
@@ -33,32 +34,6 @@ from immunize.threads import cores
 
 EVERY = 30.0
 """Seconds between two states of the line in a log."""
-
-
-LOCK = ".sweep.lock"
-"""Name of the file that a running sweep holds. The system frees it when the process ends, however it ends."""
-
-
-@contextlib.contextmanager
-def sole_sweep(folder: Path) -> Iterator[None]:
-    """Hold the folder for this sweep.
-
-    Args:
-        folder: of the sweep; it exists.
-
-    Raises:
-        CompactHydraException: another sweep is running in it.
-    """
-    from filelock import FileLock, Timeout  # not for a run alone, which imports this room too
-
-    try:
-        with FileLock(folder / LOCK, timeout=0):
-            yield
-    except Timeout:
-        raise CompactHydraException(
-            f"error: another sweep is running in {folder}; wait for its end, or choose another folder with "
-            f"hydra.sweep.dir=..."
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -113,7 +88,8 @@ class SerialLauncher(Launcher):
         places = self._places(jobs)
         folder = Path(str(self.config.hydra.sweep.dir))
         folder.mkdir(parents=True, exist_ok=True)
-        with sole_sweep(folder):
+        words = f"error: another sweep is running in {folder}; wait for its end, or choose another: hydra.sweep.dir=..."
+        with held(folder, CompactHydraException(words)):
             return self._launch(jobs, places)
 
     def _launch(self, jobs: Sequence[Job], places: Mapping[Job, tuple[Path, str]]) -> Sequence[JobReturn]:

@@ -12,6 +12,8 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
+from immunize.errors import UserError
+
 
 class CurveLogger(CSVLogger):
     """Lightning's logger of `metrics.csv`, which deletes the file of before; a training that goes on keeps its rows."""
@@ -33,6 +35,28 @@ class CurveLogger(CSVLogger):
         self.experiment.metrics[:0] = [row for row in rows if int(row["step"]) < step + ("loss" not in row)]
 
 
+class RunLogger(WandbLogger):
+    """Lightning's logger of W&B, whose refusals are the user's to mend; a training that goes on keeps its run."""
+
+    @property
+    def experiment(self) -> Any:
+        """The W&B run.
+
+        Raises:
+            UserError: W&B refuses to begin it.
+        """
+        from wandb.errors import Error
+
+        try:
+            return super().experiment
+        except Error as error:
+            raise UserError(f"W&B: {error}; log in, or keep the run here with WANDB_MODE=offline") from None
+
+    def go_on(self, run_id: str) -> None:
+        """Be the run of that id, before anything is logged."""
+        self._wandb_init |= {"id": run_id, "resume": "allow"}
+
+
 def wandb_logger(project: str, save_dir: str, *, run: Mapping[str, Any] | None = None, **options: Any) -> WandbLogger:
     """A W&B logger that stays offline unless the user is logged in, so that no account is ever needed.
 
@@ -46,7 +70,7 @@ def wandb_logger(project: str, save_dir: str, *, run: Mapping[str, Any] | None =
     """
     offline = "WANDB_MODE" not in os.environ and not _logged_in()
     told = {**(run or {}), **{name: value for name, value in options.items() if value is not None}}
-    return WandbLogger(project=project, save_dir=save_dir, offline=offline, **told)
+    return RunLogger(project=project, save_dir=save_dir, offline=offline, **told)
 
 
 def log_results(

@@ -6,6 +6,7 @@ import copy
 import fnmatch
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import timm
@@ -430,6 +431,17 @@ def test_rows_that_depend_on_each_other_cannot_be_cached() -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 4))
     with pytest.raises(NoBoundaryError):
         cut(net, ["2"], torch.randn(4, 6))
+
+
+def test_maps_are_averaged_over_places_whichever_axis_their_channels_are() -> None:
+    """As those of a Swin transformer, whose channels come last."""
+    options = {"img_size": 64, "window_size": 2, "embed_dim": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)}
+    net = DeepExtractor.from_timm("swin_tiny_patch4_window7_224", trainable=["layers.3"], n_classes=3, kwargs=options)
+    h = net.trunk(torch.randn(2, 3, 64, 64))
+    with mock.patch("immunize.features.deep.MOST_COLUMNS", 8):
+        _, output = features_at(net, h, ["layers.3"])
+    whole = net.network.layers[:4](net.network.patch_embed(torch.zeros(2, 3, 64, 64)))
+    assert whole.shape[-1] == output.shape[1] == 96
 
 
 def test_what_a_module_gives_is_kept_from_what_comes_after() -> None:

@@ -244,6 +244,24 @@ def test_terms_are_their_formulas(step: DeepStep, options: dict[str, Any]) -> No
     assert objective.watched["gained"].item() == pytest.approx(float(losses[0] - losses[-1]), rel=1e-9)
 
 
+def test_second_order_contraction_has_the_gradient_of_finite_differences(
+    step: DeepStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attacker's first probe is a constant."""
+    fixed = next(attack(step, Attacker(0, RATE), CLASSES)[1])[1]
+    monkeypatch.setattr("immunize.objective.attacker._probe", lambda *_: fixed)
+    weight = step.parameters()["2.0.weight"]
+    slopes = []
+    for options in ({"second_order": True}, {"second_order": False}):
+        objective = contract(attack_optimizer="sgd", **options)
+        slopes.append(torch.autograd.grad(objective.terms(step.again())["contraction"], weight)[0])
+        if options["second_order"]:
+            assert torch.autograd.gradcheck(
+                lambda _, of=objective: of.terms(step.again())["contraction"], weight, atol=0, rtol=1e-5, fast_mode=True
+            )
+    assert float((slopes[0] - slopes[1]).norm()) > 1e-2 * float(slopes[0].norm())
+
+
 def test_descent_on_the_contraction_lowers_it(step: DeepStep) -> None:
     """In first order as well: what the steps add counts as a constant, their slopes do not."""
     objective = contract()

@@ -16,7 +16,7 @@ from immunize.records import read_record
 from immunize.report import result_rows
 from immunize.spectrum import ESTIMATORS
 from immunize.training.loggers import wandb_logger
-from tests.composing import SGD, run_tiny
+from tests.composing import SGD, killed, run_tiny, run_tiny_deep
 from tests.tampering import csv_rows
 
 WATCHED = (
@@ -192,7 +192,7 @@ def test_a_network_s_numbers_and_fine_tune_curves_have_names(finished_network: P
         assert numbers[f"held_out/{kind}spectrum/rir"] == record[of]["held_out"]["spectrum"]["rir"]
     assert numbers["pretrain_accuracy/after"] == record["pretrain_accuracy"]["after"]
     learned = record["separability"]["fit"]["harmful"]["immunized"]["cross_fitted"]
-    assert numbers["fit/harmful/immunized/cross_fitted/0.01"] == learned["0.01"]
+    assert numbers["separability/fit/harmful/immunized/cross_fitted/0.01"] == learned["0.01"]
     curve = record["curves"]["probe"]["gd"]["harmful"]["immunized"]
     assert curves["probe/gd/harmful/immunized"] == (curve["steps"], curve["accuracy"])
     assert {row[0] for row in result_rows(record)[1]} == {"fit", "held_out", "fit, groups", "held_out, groups"}
@@ -217,3 +217,21 @@ def test_offline_unless_logged_in_or_told_otherwise(tmp_path: Path, monkeypatch:
     assert offline()
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert wandb_logger("p", str(tmp_path))._wandb_init["project"] == "p"
+
+
+def test_wandb_that_refuses_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.setattr(wandb, "init", Mock(side_effect=wandb.errors.UsageError("No API key configured")))
+    with pytest.raises(UserError, match="No API key configured; log in, or keep the run here with WANDB_MODE=offline"):
+        _ = wandb_logger("immunize", str(tmp_path)).experiment
+
+
+def test_a_training_that_goes_on_goes_on_with_its_wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with killed(monkeypatch, "immunize.pipeline.fit.Progress", 2):
+        run_tiny_deep(tmp_path, "logger=wandb", "resume=true")
+    run_tiny_deep(tmp_path, "logger=wandb", "resume=true")
+    begun = [path.name.rpartition("-")[2] for path in tmp_path.glob("wandb/offline-run-*")]
+    assert len(begun) == 2
+    assert len(set(begun)) == 1

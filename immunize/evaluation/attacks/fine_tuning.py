@@ -123,7 +123,7 @@ class FineTuning(Attack):
         """What `module` takes, and what it cost to compute that once."""
         return network.images, Cost()
 
-    def augmented(self, x: Tensor, seed: int) -> Tensor:
+    def augmented(self, x: Tensor) -> Tensor:
         """Images (B, channels, height, width) as a step of training sees them, by `shift` and `flip`.
 
         Raises:
@@ -138,12 +138,7 @@ class FineTuning(Attack):
         if self.shift and not all(margins):
             raise UserError(f"shift={self.shift:g} of a side of {min(size)} pixels is less than a pixel: nothing moves")
         moved = v2.Compose([v2.RandomCrop(size, padding=margins), v2.RandomHorizontalFlip(0.5 * self.flip)])
-        state = torch.get_rng_state()
-        try:
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed accelerators as well
-            return torch.stack([moved(image) for image in x])
-        finally:
-            torch.set_rng_state(state)
+        return torch.stack([moved(image) for image in x])
 
     def variants(self) -> Sequence[Hashable]:
         """Ways of moving the weights that are all tried, with one learning rate for all."""
@@ -220,9 +215,13 @@ class _Task:
     def loss(self, module: nn.Module, rows: Numbers, step: int = 0) -> Tensor:
         """Cross-entropy of some training rows, in this step of training."""
         images = self.inputs.at(self.network.train[rows])
-        drawn = np.random.SeedSequence((self.seed, step)).generate_state(1)
-        x = self.attack.augmented(images, int(drawn[0])).to(self.network.device)
-        return nn.functional.cross_entropy(module(x), self.y[torch.from_numpy(rows)].to(self.network.device))
+        drawn, device = np.random.SeedSequence((self.seed, step)).generate_state(1), self.network.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.default_generator.manual_seed(int(drawn[0]))  # of what is augmented, and of dropout
+            if device.type == "cuda":
+                torch.cuda.manual_seed(int(drawn[0]))
+            outputs = module(self.attack.augmented(images).to(device))
+        return nn.functional.cross_entropy(outputs, self.y[torch.from_numpy(rows)].to(device))
 
     def flops(self, variant: Hashable) -> float:
         """Of one step, forward and backward."""

@@ -148,7 +148,8 @@ def _training(log: pd.DataFrame | None) -> Figure | None:
         for name, line in shown.items():
             known = line.dropna()
             axis.plot(known.index.to_list(), known.to_list(), label=str(name).removeprefix("term/"))
-        scale = "linear" if (shown <= 0).any(axis=None) else "log"
+        bounded = shown.columns.str.match("accuracy|separability").any()  # where differences count, and not ratios
+        scale = "linear" if bounded or (shown <= 0).any(axis=None) else "log"
         axis.set(title=title, xlabel="optimizer steps", yscale=scale)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)

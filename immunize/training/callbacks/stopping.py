@@ -35,7 +35,7 @@ from immunize.errors import UserError
 from immunize.files import whole
 from immunize.objective import LinearStep, Side
 from immunize.spectrum import immunization_ratio, spectrum_of
-from immunize.training.loggers import CurveLogger
+from immunize.training.loggers import CurveLogger, RunLogger
 from immunize.training.module import ImmunizationModule, LinearModule, SupervisedModule, begins_step
 
 
@@ -221,11 +221,14 @@ class Resuming(Callback):
 
     Attributes:
         place: epoch and step in it from which the training goes on; None where it begins.
+        run_id: of the W&B run that it goes on with; None where there is none.
     """
 
     def __init__(self, path: Path, config_hash: str, *, resume: bool) -> None:
         self.path, self.config_hash = path, config_hash
-        self.place = _place_in(path, config_hash) if resume else None
+        known = _facts_in(path, config_hash) if resume else None
+        self.place = None if known is None else (known["epoch"], known["step"])
+        self.run_id = None if known is None else known.get("run_id")
         self._steps, self._asked, self._started = 0, False, False
         self._done, self._within = 0, False
         self._before_s, self._since = 0.0, time.perf_counter()
@@ -315,10 +318,12 @@ class Resuming(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Name the run, and the place in its data."""
         place = (trainer.current_epoch, self._steps) if self._steps else (trainer.current_epoch + 1, 0)
-        checkpoint["immunize"] = {"config_hash": self.config_hash, "epoch": place[0], "step": place[1]}
+        facts = {"config_hash": self.config_hash, "epoch": place[0], "step": place[1]}
+        runs = [logger.version for logger in trainer.loggers if isinstance(logger, RunLogger)]
+        checkpoint["immunize"] = facts | {"run_id": next(iter(runs), None)}
 
 
-def _place_in(path: Path, config_hash: str) -> tuple[int, int] | None:
+def _facts_in(path: Path, config_hash: str) -> dict[str, Any] | None:
     """Where a training stopped that can be gone on with.
 
     Args:
@@ -326,16 +331,16 @@ def _place_in(path: Path, config_hash: str) -> tuple[int, int] | None:
         config_hash: of the run.
 
     Returns:
-        epoch and step in it, the next ones; None if there is no such checkpoint of the same configuration.
+        "epoch" and "step", the next ones, and "run_id"; None if there is no such checkpoint of the same configuration.
     """
     if not path.is_file():
         return None
     try:
-        facts = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["immunize"]
+        facts: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["immunize"]
     except Exception as error:  # whatever the bytes of a file may cause
         log.warning("%s cannot be read (%s); the training begins anew", path, error)
         return None
     if facts["config_hash"] != config_hash:
         log.warning("%s belongs to another configuration; the training begins anew", path)
         return None
-    return facts["epoch"], facts["step"]
+    return facts

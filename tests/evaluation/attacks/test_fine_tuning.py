@@ -203,8 +203,8 @@ def test_training_ends_where_no_later_look_could_be_chosen(monkeypatch: pytest.M
 def test_augmentation_changes_training_images_alone_and_by_the_seed() -> None:
     x = torch.rand(32, 3, 8, 6, generator=torch.Generator().manual_seed(0))
     plain = FullFinetune(**SMALL)
-    assert plain.augmented(x, 0) is x
-    mirrored = dataclasses.replace(plain, flip=True).augmented(x, 0)
+    assert plain.augmented(x) is x
+    mirrored = dataclasses.replace(plain, flip=True).augmented(x)
     as_it_was, turned = ((mirrored == of).flatten(1).all(1) for of in (x, x.flip(-1)))
     assert bool((as_it_was ^ turned).all())
     assert 0 < int(turned.sum()) < len(x)
@@ -216,22 +216,29 @@ def test_augmentation_changes_training_images_alone_and_by_the_seed() -> None:
 
 
 @pytest.mark.parametrize(("shift", "sides", "pixels"), [(0.125, (32, 16), (4, 2)), (0.29, (50, 100), (14, 29))])
-def test_augmentation_draws_by_its_seed_on_the_cpu_alone(
-    monkeypatch: pytest.MonkeyPatch, shift: float, sides: tuple[int, int], pixels: tuple[int, int]
-) -> None:
+def test_augmentation_is_that_of_torchvision(shift: float, sides: tuple[int, int], pixels: tuple[int, int]) -> None:
     from torchvision.transforms import v2
 
     x = torch.arange(2.0 * sides[0] * sides[1]).reshape(2, 1, *sides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         expected = v2.RandomCrop(sides, padding=[pixels[1], pixels[0]])(x[0])  # left and right, top and bottom
-        seeded: list[int] = []
-        monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+        torch.manual_seed(3)
+        assert torch.equal(FullFinetune(**SMALL | {"shift": shift}).augmented(x)[0], expected)
+
+
+def test_what_dropout_leaves_out_is_the_seeds_and_no_draw_of_before() -> None:
+    tail = released().tail
+    with_dropout = behind(tail=lambda: nn.Sequential(nn.Dropout(0.5), tail()))
+    attack = dataclasses.replace(ATTACKS["last_block"], batch_statistics=True)
+    found = []
+    for seed in (0, 0, 1):
+        torch.rand(7)
         state = torch.get_rng_state()
-        attack = FullFinetune(**SMALL | {"shift": shift})
-        assert torch.equal(attack.augmented(x, 3)[0], expected)
+        traces = attack.run(with_dropout, Budget(100), seed).traces
+        found.append([[point.validation for point in trace.points] for trace in traces])
         assert torch.equal(torch.get_rng_state(), state)
-    assert not seeded
+    assert found[0] == found[1] != found[2]
 
 
 def scores(attack: fine_tuning.FineTuning, seed: int = 0) -> list[tuple[float, float]]:
@@ -355,7 +362,7 @@ def test_images_that_are_too_many_for_the_memory_are_computed_when_asked_for(mon
         (lambda: LastBlock(**SMALL | {"flops": 0.0}), "flops=0"),
         (lambda: LastBlock(**SMALL | {"tuning_steps": 0}), "tuning_steps=0"),
         (lambda: FullFinetune(shift=1.0, **SMALL), "shift=1"),
-        (lambda: FullFinetune(shift=0.15, **SMALL).augmented(torch.zeros(1, 3, 8, 6), 0), "a side of 6 pixels"),
+        (lambda: FullFinetune(shift=0.15, **SMALL).augmented(torch.zeros(1, 3, 8, 6)), "a side of 6 pixels"),
         (lambda: LastBlock(shift=0.1, **SMALL), "sees once"),
         (lambda: LastBlock(flip=True, **SMALL), "sees once"),
         (lambda: behind(train=np.arange(59)), "59 train images"),
