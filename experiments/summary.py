@@ -26,21 +26,21 @@ SOURCES = {"House Prices": ROOT / "table1", "MNIST, 90 pairs": ROOT / "table2"}
 COLUMNS = (("released", "fit"), ("spectrum", "held_out"))
 """Estimator and part: the paper's protocol, and its definition of κ on unseen rows."""
 
-MOVED = {"last_block": "last block", "lora": "LoRA", "full_finetune": "all weights"}
-"""Attacks that move weights to what the table calls them."""
-HORIZONS: Mapping[str, Mapping[str, Sequence[str]]] = {
+HORIZONS: Mapping[str, Mapping[str, tuple[str, Sequence[str | Path]]]] = {
     "A small ResNet, digits": {
-        "last_block": ("t4_rates_digits", "t4_rates_digits_peers"),
-        "lora": ("t4_lora_digits_peers", "t4_lora_digits"),
-        "full_finetune": ("t4_full_digits_peers", "t4_full_digits"),
+        "last stage": ("last_block", ("t4_rates_digits", "t4_rates_digits_peers")),
+        "three stages": ("last_block", ("t4_stages",)),
+        "LoRA": ("lora", ("t4_lora_digits_peers", "t4_lora_digits")),
+        "all weights": ("full_finetune", ("t4_full_digits_peers", "t4_full_digits")),
     },
     "ResNet18 at 64 pixels, Caltech-101": {
-        "last_block": ("t4_small_deep", "t4_small", "t4_peers_deep"),
-        "lora": ("t4_lora_deep",),
-        "full_finetune": ("t4_full_deep",),
+        "last stage": ("last_block", ("t4_small_deep", "t4_small", "t4_peers_deep")),
+        "LoRA": ("lora", ("t4_lora_deep",)),
+        "all weights": ("full_finetune", ("t4_full_deep",)),
     },
 }
-"""Title to the folders of each attack, 1,000 steps at up to 10⁻²; a method's runs are in the first that has it."""
+"""Title to what moves, the attack that moves it for 1,000 steps at up to 10⁻², and folders; a method's runs are in the
+first that has it."""
 SEEDS = 3
 """Other numbers of runs are told."""
 
@@ -75,30 +75,30 @@ def summary_table(sources: Mapping[str, Path]) -> Table:
     return Table("RIR of every method", columns, rows, notes)
 
 
-def horizon_table(title: str, sources: Mapping[str, Sequence[Path]]) -> Table:
-    """One row a method: of every attack the share of what θ_0 teaches that comes back, and the step at which half has.
+def horizon_table(title: str, sources: Mapping[str, tuple[str, Sequence[str | Path]]]) -> Table:
+    """One row a method: of what θ_0 teaches the share that comes back, and the step at which half has, by what moves.
 
     Args:
         title: of the table.
-        sources: attack to committed folders of attacks; a method's numbers are from the first folder that has it.
+        sources: what moves, to the attack and folders, of the committed ones by their names; the numbers of a method
+            are from the first folder that has it.
 
     Raises:
         FileNotFoundError: no record in a folder.
     """
     found: dict[str, dict[str, str]] = {}
-    for attack, folders in sources.items():
-        for folder in folders:
+    for moved, (attack, names) in sources.items():
+        for folder in (ROOT / name for name in names):
             runs = Group(folder.name, tuple(load_attacks(folder)))
             for method in runs.methods:
                 alone = {(task, name): of["horizon"] for (task, _, name), of in runs.by_attack(method).items()}
                 if curves := alone.get(("harmful", attack)):
                     _, end, _, half, _ = horizon_cells(curves)
                     runs_told = "" if len(curves) == SEEDS else f" ({len(curves)} run{'s' * (len(curves) > 1)})"
-                    found.setdefault(method, {}).setdefault(attack, f"{end}, {half}{runs_told}")
-    told = {method: [cells.get(attack, NOTHING) for attack in sources] for method, cells in found.items()}
+                    found.setdefault(method, {}).setdefault(moved, f"{end}, {half}{runs_told}")
+    told = {method: [cells.get(moved, NOTHING) for moved in sources] for method, cells in found.items()}
     rows = [[f"`{method}`", *told[method]] for method in in_order(told.keys())]
-    columns = ("method", *(MOVED[attack] for attack in sources))
-    return Table(title, columns, rows)
+    return Table(title, ("method", *sources), rows)
 
 
 def _cell(groups: Groups) -> str:
@@ -111,11 +111,7 @@ def _cell(groups: Groups) -> str:
 
 def text() -> str:
     """All tables, in Markdown."""
-    horizons = [
-        horizon_table(title, {attack: [ROOT / name for name in folders] for attack, folders in of.items()})
-        for title, of in HORIZONS.items()
-    ]
-    return markdown_of([summary_table(SOURCES), *horizons])
+    return markdown_of([summary_table(SOURCES), *(horizon_table(title, of) for title, of in HORIZONS.items())])
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ S is small where the attacker is wrong:
     ascent    minus the cross-entropy            MLAC's, without a lower bound
 
 What is ours: one step minimizes the sum, where SOPHON takes turns between the two losses; the attacker starts from a
-ridge probe, as the grid's T4 does; D_P is kept by its labels, as in all methods but `censor`.
+ridge probe, as the grid's T4 does, which is a constant in the gradient, second order or not (`censor` differentiates
+through its own); D_P is kept by its labels, as in all methods but `censor`.
 """
 
 from __future__ import annotations

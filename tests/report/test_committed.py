@@ -62,7 +62,7 @@ def test_of_fine_tuning_the_mean_share_that_comes_back_and_the_median_step_are_t
     curves = [json.loads(of)[0] for of in runs["by_attack/harmful/immunized/last_block/horizon"]]
     cell = f"{statistics.fmean(one['end'] for one in curves):.3g}, never"
     assert statistics.median(math.inf if (half := one["steps"][0]) is None else half for one in curves) == math.inf
-    table = summary.horizon_table("", {"last_block": [folder], "lora": [EXPERIMENTS / "t4_lora_deep"]})
+    table = summary.horizon_table("", {"last": ("last_block", [folder]), "LoRA": ("lora", ["t4_lora_deep"])})
     assert next(row for row in table.rows if row[0] == "`censor_deep`")[1] == cell
     assert next(row for row in table.rows if row[0] == "`censor`")[1:] == ["1.02, 19 (1 run)", "–"]
 
