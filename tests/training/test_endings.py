@@ -15,6 +15,8 @@ from torch import Tensor
 from immunize import evaluate
 from immunize.data import Splits
 from immunize.data.synthetic import Synthetic
+from immunize.errors import UserError
+from immunize.files import held
 from immunize.objective import Step
 from immunize.objective.ours import Ours
 from immunize.pipeline import experiment
@@ -196,3 +198,13 @@ def test_a_figure_that_cannot_be_drawn_does_not_cost_the_record(
     run_tiny(tmp_path, "figure=true")
     assert read_record(tmp_path)["status"] == "finished"
     assert "no space left" in caplog.text
+
+
+def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
+    with (
+        held(tmp_path, AssertionError()),
+        pytest.raises(UserError, match=r"another run is at work in .*hydra\.run\.dir"),
+    ):
+        run_tiny(tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert run_tiny(tmp_path)["status"] == "finished"
