@@ -226,9 +226,9 @@ class Resuming(Callback):
 
     def __init__(self, path: Path, config_hash: str, *, resume: bool) -> None:
         self.path, self.config_hash = path, config_hash
-        known = _facts_in(path, config_hash) if resume else None
-        self.place = None if known is None else (known["epoch"], known["step"])
-        self.run_id = None if known is None else known.get("run_id")
+        known = _facts_in(path, config_hash) if resume else {}
+        self.place = (known["epoch"], known["step"]) if known else None
+        self.run_id = known.get("run_id")
         self._steps, self._asked, self._started = 0, False, False
         self._done, self._within = 0, False
         self._before_s, self._since = 0.0, time.perf_counter()
@@ -323,7 +323,7 @@ class Resuming(Callback):
         checkpoint["immunize"] = facts | {"run_id": next(iter(runs), None)}
 
 
-def _facts_in(path: Path, config_hash: str) -> dict[str, Any] | None:
+def _facts_in(path: Path, config_hash: str) -> dict[str, Any]:
     """Where a training stopped that can be gone on with.
 
     Args:
@@ -331,16 +331,17 @@ def _facts_in(path: Path, config_hash: str) -> dict[str, Any] | None:
         config_hash: of the run.
 
     Returns:
-        "epoch" and "step", the next ones, and "run_id"; None if there is no such checkpoint of the same configuration.
+        "epoch" and "step", the next ones, and "run_id"; nothing if there is no such checkpoint of the same
+        configuration.
     """
     if not path.is_file():
-        return None
+        return {}
     try:
         facts: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["immunize"]
     except Exception as error:  # whatever the bytes of a file may cause
         log.warning("%s cannot be read (%s); the training begins anew", path, error)
-        return None
+        return {}
     if facts["config_hash"] != config_hash:
         log.warning("%s belongs to another configuration; the training begins anew", path)
-        return None
+        return {}
     return facts
