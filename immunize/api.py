@@ -46,6 +46,7 @@ from immunize.pipeline.fit import quiet_lightning
 from immunize.settings import MULTIPLIER, RATE, RHO, SEED, Rule
 from immunize.spectrum import DEFAULT_RHO, Estimator
 from immunize.spectrum.condition import check_varying, default_tolerance
+from immunize.spectrum.decompositions import eigh
 from immunize.spectrum.erasing import SAME_DATA, same_data
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance
@@ -463,7 +464,7 @@ def _appended(
 
 def _behind(x: Tensor, weight: Tensor) -> Tensor:
     """Features (N, D) behind a map, float64; of directions that are none but for rounding the map makes no new ones."""
-    values, vectors = torch.linalg.eigh(gram(x))
+    values, vectors = eigh(gram(x))
     own = vectors[:, values > default_tolerance(*x.shape) * values[-1]]
     mapped: Tensor = x.double() @ (own @ (own.T @ weight.detach().cpu().double().T))
     return mapped

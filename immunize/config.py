@@ -165,7 +165,7 @@ def resolved(cfg: DictConfig, threads: int | None = None) -> dict[str, Any]:
         OmegaConfBaseException: a reference to a setting that does not exist.
     """
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    plain = OmegaConf.to_container(own, resolve=True, enum_to_str=True)
+    plain = OmegaConf.to_container(own, resolve=True)
     assert isinstance(plain, dict)
     found = {str(key): value for key, value in plain.items()}
     if is_deep(found) and "threads" in found:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -25,9 +26,13 @@ R = TypeVar("R")
 
 
 def give_back_memory() -> None:
-    """What is free to the system, where the C library can: glibc's heap keeps the place of matrices below 32 MiB."""
-    with contextlib.suppress(AttributeError):
-        ctypes.pythonapi.malloc_trim(0)
+    """What is free to the system, where the C library can: glibc's heap keeps the place of matrices below 32 MiB.
+
+    A process that was told to keep it (MALLOC_TRIM_THRESHOLD_) does.
+    """
+    if "MALLOC_TRIM_THRESHOLD_" not in os.environ:
+        with contextlib.suppress(AttributeError):
+            ctypes.pythonapi.malloc_trim(0)
 
 
 def memoize(size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -10,17 +10,9 @@ left open for outside packages to add their own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from omegaconf import MISSING
-
-
-class GuardMode(Enum):
-    """What the theorem guard does; see :mod:`immunize.training.callbacks.guard`."""
-
-    off = "off"
-    warn = "warn"
 
 
 @dataclass
@@ -135,7 +127,7 @@ class TrainConfig:
     init: Any = MISSING
     experiment: ExperimentConfig = MISSING
     seed: int = MISSING
-    guard: GuardMode = MISSING
+    guard: str = MISSING
     data_root: str = MISSING
     pairing: str = MISSING
     overwrite: bool = MISSING

@@ -69,6 +69,7 @@ RULES: tuple[Rule, ...] = (
     *_finite("objective.lambda_well", "objective.lambda_ill", words="a finite number ≥ 0 (Algorithm 1)"),
     ("pairing", lambda value: value in PAIRINGS, f"one of {', '.join(PAIRINGS)}, so that every batch has rows of both"),
     ("selection", lambda value: value in (None, "validation"), "validation, or null"),
+    ("guard", lambda value: value in ("off", "warn"), "one of off, warn"),
     *_at_least(1, "objective.epochs"),
     RATE,
     ("objective.batch_size", lambda value: value is None or value >= 2, "at least 2, or null for full-batch steps"),

@@ -211,15 +211,20 @@ def test_features_that_die_in_training_are_a_divergence(
     assert record["training"]["fit"]["diverged"] == {"step": 1, "term": "features of pretrain", "value": "0.0"}
 
 
-def test_balance_without_effect_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def warned(*overrides: str) -> bool:
+def test_what_leads_nowhere_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def said(*overrides: str) -> str:
         caplog.clear()
-        folder = tmp_path / "-".join(overrides)
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
         train.run(tiny_deep("objective.balance=true", "objective.max_steps=1", *overrides), folder)
-        return "objective.balance=true has no effect" in caplog.text
+        return caplog.text
 
-    assert warned("method=none")
-    assert not warned("method=ill_only")
+    begun = f"model.checkpoint={a_theta_0(tmp_path, 1)}"
+    no_effect, random = "objective.balance=true has no effect", "θ_0 has random weights"
+    assert no_effect in (of_none := said("method=none"))
+    assert random in of_none
+    of_others = said("method=ill_only", begun)
+    assert no_effect not in of_others
+    assert random not in of_others
 
 
 def in_double(**settings: Any) -> DeepExtractor:

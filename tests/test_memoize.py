@@ -1,8 +1,11 @@
 """Results kept by the content of their arguments: never a stale one, never more than asked for."""
 
+from types import SimpleNamespace
+
 import torch
 
-from immunize.memoize import memoize
+from immunize import memoize as module
+from immunize.memoize import give_back_memory, memoize
 
 
 def counting(size):
@@ -45,3 +48,14 @@ def test_only_the_latest_are_kept():
     assert len(calls) == 3
     double(b)
     assert len(calls) == 4
+
+
+def test_memory_goes_back_unless_the_process_was_told_to_keep_it(monkeypatch):
+    trimmed = []
+    monkeypatch.setattr(module.ctypes, "pythonapi", SimpleNamespace(malloc_trim=trimmed.append))
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    give_back_memory()
+    assert trimmed == [0]
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
+    give_back_memory()
+    assert trimmed == [0]

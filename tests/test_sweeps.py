@@ -137,6 +137,15 @@ def test_planned_hash_is_that_of_the_composed_run(context: HydraContext, name: s
         assert place == (Path(f"outputs/{name}") / digest, digest)
 
 
+def test_a_run_that_is_not_to_be_continued_has_no_planned_folder_whatever_came_before(
+    context: HydraContext,
+) -> None:
+    cfg, (job, *_) = jobs_of_preset(context, "table1")
+    plan = Plan(context, cfg)
+    found = [plan.folder_and_hash([*job, f"resume={resume}"]) for resume in ("true", "false", "true")]
+    assert [place is None for place in found] == [False, True, False]
+
+
 @pytest.mark.parametrize("lines", [[], ["resume=true"], ["resume=true", "overwrite=true", *BY_HASH]])
 def test_sweep_that_is_not_to_be_continued_has_no_planned_folders(context: HydraContext, lines: list[str]) -> None:
     assert Plan(context, master(context, *lines)).folder_and_hash([*lines, "seed=1"]) is None

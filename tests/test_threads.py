@@ -14,7 +14,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 from immunize import threads
-from immunize.threads import cores, cpu_threads, threads_in_force
+from immunize.threads import WAITING, cores, cpu_threads, threads_in_force
 from tests.commands import ENVIRONMENT, ROOT, fresh
 
 FOUR = {0, 1, 2, 3}
@@ -180,12 +180,12 @@ def test_every_command_sets_how_threads_wait_before_a_library_reads_it() -> None
 @pytest.mark.parametrize(
     ("by_user", "expected"),
     [
-        ({}, {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}),
+        ({}, WAITING),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
         ({"GOMP_SPINCOUNT": "100"}, {"GOMP_SPINCOUNT": "100"}),
-        ({"KMP_BLOCKTIME": "200"}, {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "200"}),
+        ({"KMP_BLOCKTIME": "200"}, WAITING | {"KMP_BLOCKTIME": "200"}),
         ({"KMP_LIBRARY": "turnaround"}, {"KMP_LIBRARY": "turnaround"}),
-        ({"OMP_WAIT_POLICY": ""}, {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}),
+        ({"OMP_WAIT_POLICY": ""}, WAITING),
     ],
 )
 def test_idle_threads_sleep_unless_the_user_has_said_otherwise(

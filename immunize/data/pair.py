@@ -311,9 +311,4 @@ class PairedData(Pair):
         # global state and thereby change every random number of the run that is drawn later.
         generator = torch.Generator().manual_seed(seed)
         rows = TensorDataset(part.x, part.y)
-        return DataLoader(rows, sampler=sampler, batch_size=None, collate_fn=as_is, generator=generator)
-
-
-def as_is(batch: Any) -> Any:
-    """Keep the tuple; the default would turn it into a list."""
-    return batch
+        return DataLoader(rows, sampler=sampler, batch_size=None, generator=generator)

@@ -36,6 +36,7 @@ from immunize.spectrum import (
     spectrum_of,
     spectrum_of_map,
 )
+from immunize.spectrum.decompositions import eigh
 
 MEASURED_BY: tuple[Estimator, ...] = ("ridge", "spectrum")
 """The estimators behind RIR; `released` hangs on the units of the features."""
@@ -202,7 +203,7 @@ def align(gram_pretrain: Tensor, gram_harmful: Tensor, top_k: int) -> Alignment:
     size = len(gram_pretrain)
     if not 1 <= top_k <= size:
         raise ValueError(f"top_k={top_k} singular vectors were asked for, but there are D = {size}; choose 1 to {size}")
-    values, vectors = zip(*(torch.linalg.eigh(gram) for gram in (gram_pretrain, gram_harmful)), strict=True)
+    values, vectors = zip(*(eigh(gram) for gram in (gram_pretrain, gram_harmful)), strict=True)
     u, v = (columns.flip(1)[:, :top_k] for columns in vectors)
     cosines = (u * v).sum(0).abs().clamp_max(1)
     angles = torch.rad2deg(torch.from_numpy(subspace_angles(u.numpy(), v.numpy()).copy())).flip(0)

@@ -30,6 +30,7 @@ from immunize.evaluation.products import packed, products
 from immunize.evaluation.ratios import generator, gram
 from immunize.memoize import memoize
 from immunize.spectrum import ZeroMatrixError, share_right
+from immunize.spectrum.decompositions import eigh, eigvalsh
 
 DEFAULT_STEPS = {"gd": 1000, "least_squares": 10_000, "sgd": 1000, "adam": 300}
 """Every optimizer there is, and how many steps it takes."""
@@ -92,7 +93,7 @@ def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
             raise ZeroMatrixError("a probe needs features that are not all zero")
         if not math.isfinite(float(second.trace())):
             raise ValueError("a probe needs features that are finite")
-        scale = math.sqrt(float(torch.linalg.eigvalsh(second)[-1]) / len(x))
+        scale = math.sqrt(float(eigvalsh(second)[-1]) / len(x))
         features, test = x / scale, packed(x_test / scale)
         classes = int(max(y.max(), y_test.max())) + 1
         taken = _thinned(steps)
@@ -149,7 +150,7 @@ def _least_squares(second: Tensor, x: Tensor, y: Tensor, classes: int, taken: li
         classes: C.
         taken: steps.
     """
-    values, vectors = torch.linalg.eigh(second)
+    values, vectors = eigh(second)
     targets = torch.zeros(x.shape[1], classes, dtype=torch.float64, device=x.device)
     targets.index_add_(1, y, x.T.double())  # FᵀY: the sum of the rows of each class
     right = vectors.T @ targets

@@ -51,6 +51,7 @@ from immunize.spectrum import (
     with_rank_of_map,
 )
 from immunize.spectrum.condition import check_matrix
+from immunize.spectrum.decompositions import svd
 
 if TYPE_CHECKING:
     from immunize.data.pair import PairParts
@@ -110,7 +111,7 @@ def compress(x: Tensor, y: Tensor) -> Rows:
     energy = float(y.square().sum())
     if n > d:
         x, y = _triangle(x, y)
-    u, sigma, vh = torch.linalg.svd(x, full_matrices=False)
+    u, sigma, vh = svd(x, full_matrices=False)
     spectrum = Spectrum(sigma.square(), n, d, default_tolerance(n, d))
     k = spectrum.rank
     return Rows(sigma[:k, None] * vh[:k], u[:, :k].T @ y, spectrum, energy)
@@ -145,7 +146,7 @@ def decompose(rows: Rows, theta: Tensor | None = None) -> Decomposition:
         features = rows.x @ theta
         if not bool(torch.isfinite(features).all()):
             raise ValueError("features contain NaN or infinite values")
-        u, sigma, _ = torch.linalg.svd(features, full_matrices=False)
+        u, sigma, _ = svd(features, full_matrices=False)
         spectrum = Spectrum(sigma.square(), n, data.n_features, data.tolerance, rank_of_data=data.rank)
         spectrum = with_rank_of_map(spectrum, rows.x, theta)
         projected = u.T @ rows.y

@@ -340,16 +340,14 @@ class Once(nn.Module):
         return h
 
     def _keep(self, rows: dict[bytes, Tensor]) -> None:
-        self._different += len(rows)
+        for key, row in rows.items():
+            if self._bytes + row.nbytes > self.limit:
+                return
+            self._bytes += row.nbytes
+            self._different += 1
+            self._kept[key] = row.clone()  # not a view, which would keep its whole batch
         if self._change_each_time():
             self._kept.clear()
-            return
-        for key, row in rows.items():
-            self._bytes += row.nbytes
-            if self._bytes > self.limit:
-                self._bytes -= row.nbytes
-                return
-            self._kept[key] = row.clone()  # not a view, which would keep its whole batch
 
 
 def _digest(image: Tensor) -> bytes:

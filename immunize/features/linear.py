@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from immunize.spectrum.decompositions import svd
+
 Precondition = Literal["inverse_free", "dummy", "literal", "features", "none"]
 OF_LINEAR: tuple[Precondition, ...] = ("inverse_free", "dummy", "literal", "none")
 OF_NETWORKS: tuple[Precondition, ...] = ("features", "none")
@@ -127,7 +129,7 @@ class _PreconditionedFeatures(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (features,) = ctx.saved_tensors
-        _, sigma, vh = torch.linalg.svd(features, full_matrices=False)
+        _, sigma, vh = svd(features, full_matrices=False)
         squares = sigma.square()
         epsilon = ctx.ridge * squares.sum() / features.shape[1]
         inside = grad @ vh.T

@@ -32,11 +32,14 @@ from immunize.pipeline.experiment import Experiment, Model
 from immunize.pipeline.fit import HEAD_STREAM, Training
 from immunize.pipeline.linear import ONE_THREAD_UP_TO, LinearModel
 from immunize.pipeline.network import NetworkModel, network_facts
+from immunize.processes import is_first
 from immunize.records import file_digest
 from immunize.schemas import ObjectiveConfig
 from immunize.spectrum.erasing import SAME_DATA, same_data
 from immunize.training.loggers import wandb_logger
 from immunize.training.module import OptimizerFactory
+
+log = logging.getLogger(__name__)
 
 OF_PAIRS = ("use_distributed_sampler",)
 """What `trainer` may set and has no say in: a pair gives every process its share."""
@@ -75,7 +78,6 @@ def assemble(
     return Experiment(
         pairs=pairs,
         model=model,
-        method=cfg.method.name,
         facts=facts,
         new_loggers=partial(_loggers, cfg.logger),
         selection=selection,
@@ -105,6 +107,11 @@ def _network(
 ) -> NetworkModel:
     """θ_0, the images through its transform, and the method bound to both."""
     images, settings = [as_image_source(source) for source in sources], cfg.deep
+    if record is None and is_first() and not (cfg.model.get("pretrained", True) or cfg.model.get("checkpoint")):
+        log.warning(
+            "θ_0 has random weights, from which nobody fine-tunes: give it trained ones with model.checkpoint=<file>; "
+            "python -m immunize.pretrain makes some"
+        )
     net = as_extractor(build(cfg.model, leave_out=NOT_ARGUMENTS, n_classes=images[0].n_classes, seed=cfg.seed))
     net.check_classes(images[0].n_classes, f"D_P ({images[0].name})")
     pair = ImagePair(
@@ -256,7 +263,7 @@ def _training(cfg: DictConfig, row: ObjectiveConfig) -> Training:
     return Training(
         method=cfg.method.name,
         row=row,
-        guard=str(getattr(cfg.guard, "value", cfg.guard)),
+        guard=cfg.guard,
         log_every=cfg.log_every,
         monitor_every=cfg.monitor_every,
         resume=bool(cfg.get("resume") and not cfg.get("overwrite")),

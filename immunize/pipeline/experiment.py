@@ -237,7 +237,6 @@ class Experiment:
     Attributes:
         pairs: what each training is of, set up: "fit", and "cross_fit" where there is something to be cross-fitted.
         model: what is immunized.
-        method: its name.
         facts: what the record says of the model before training.
         new_loggers: (folder, what the run is called and made of) to loggers.
         selection: "validation" measures on rows set aside from `fit` instead of the held-out ones; or None.
@@ -248,7 +247,6 @@ class Experiment:
 
     pairs: Mapping[str, Pair]
     model: Model
-    method: str
     facts: dict[str, Any]
     new_loggers: Callable[[Path, Mapping[str, Any]], list[Logger]]
     selection: str | None
@@ -346,7 +344,7 @@ def run(experiment: Experiment, record: dict[str, Any], folder: Path, clock: flo
                 record["seconds_evaluating"] = time.perf_counter() - started
         except DivergedError as error:
             fits["fit"].diverged(error)
-            log.error("%s: after the last step: %s", experiment.method, error)
+            log.error("%s: after the last step: %s", record["method"], error)
         except KeyboardInterrupt:  # between or after the trainings, which see to it themselves
             if not fits:
                 raise

@@ -20,12 +20,11 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, distributed
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset
 
 from immunize.checkpoints import check_owner
 from immunize.data import ROLES, Role
 from immunize.data.images.pair import ImagePair
-from immunize.data.images.source import rows_of_sets
 from immunize.errors import CheckpointError, DivergedError, UserError
 from immunize.evaluation import EvaluationSettings, evaluate_deep
 from immunize.evaluation.deep import PARTS
@@ -210,11 +209,8 @@ class NetworkModel:
 
     def _prepare(self) -> None:
         """Let the method see what it needs of θ_0 and of D_H's labels, before the first step."""
-        inputs = self.trained
-        harmful = inputs["harmful"]
-        labels = harmful.tensors[1] if isinstance(harmful, TensorDataset) else harmful.labels
-        sets = rows_of_sets(labels.numpy(), self.pair.harmful_sets.values())
-        rows = [torch.from_numpy(own) for own in sets]
+        inputs, labels = self.trained, self.pair.labels("harmful")
+        rows = [torch.from_numpy(own) for own in self.pair.rows_by_set("harmful")]
 
         def theta_0() -> list[Features]:
             draw = torch.Generator().manual_seed(self.seed)

@@ -27,6 +27,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from immunize.spectrum.decompositions import eigvalsh, svdvals
+
 HARDER_BY = 2.0
 """(a) asks for κ(H_H(θ)) ≫ κ(H_H(I)); at least this factor counts as harder (ours)."""
 
@@ -252,7 +254,7 @@ def spectrum_of(
     n_samples = rows if n_samples is None else n_samples
     # A tall matrix is reduced to its triangular factor first: same singular values, and D³ instead of N·D² work.
     reduced = torch.linalg.qr(features, mode="r").R if rows > 2 * n_features else features
-    values = torch.linalg.svdvals(reduced).square()
+    values = svdvals(reduced).square()
     cut = default_tolerance(n_samples, n_features) if tolerance is None else tolerance
     return Spectrum(values, n_samples, n_features, cut, rank_of_data)
 
@@ -272,7 +274,7 @@ def spectrum_of_gram(gram: Tensor, n_samples: int) -> Spectrum:
     if n_samples < 1:
         raise ValueError(f"a Gram matrix comes from at least one sample, not {n_samples}")
     n_features = gram.shape[0]
-    values = torch.linalg.eigvalsh(gram).flip(0).clamp_min(0)[: min(n_samples, n_features)]
+    values = eigvalsh(gram).flip(0).clamp_min(0)[: min(n_samples, n_features)]
     return Spectrum(values, n_samples, n_features, default_tolerance(n_samples, n_features))
 
 

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from immunize.spectrum.condition import check_varying
+from immunize.spectrum.decompositions import svd
 from immunize.spectrum.separability import target_columns
 from immunize.spectrum.shrinkage import ledoit_wolf
 
@@ -125,7 +126,7 @@ def directions_of(x: Tensor, y: Tensor) -> Tensor:
     sizes = (targets if y.is_floating_point() else columns).norm(dim=0)
     means = centred.T @ (targets / sizes) / len(x) ** 0.5  # B; for a target its correlation times σ
     inner = torch.linalg.solve_triangular(root_of(gram, ledoit_wolf(centred, gram)), means, upper=False)
-    _, strength, right = torch.linalg.svd(inner, full_matrices=False)  # canonical correlations, shrunk
+    _, strength, right = svd(inner, full_matrices=False)  # canonical correlations, shrunk
     if not float(strength[0]) > NO_SIGNAL:
         raise ValueError("the features of D_H do not vary with its labels: nothing has to be erased")
     directions = means @ right[strength > NO_SIGNAL * strength[0]].T
@@ -176,10 +177,10 @@ def taking(lower: Tensor, directions: Tensor, protected: Tensor | None = None) -
     inner = torch.linalg.solve_triangular(lower, directions, upper=False)
     inner = inner / inner.norm(dim=0)
     if protected is not None:
-        ways, sizes, _ = torch.linalg.svd(lower.T @ protected, full_matrices=False)
+        ways, sizes, _ = svd(lower.T @ protected, full_matrices=False)
         needed = ways[:, sizes > NO_SIGNAL**0.5 * sizes[0]]  # columns of labels add up to nothing
         inner = inner - needed @ (needed.T @ inner)
-    left, strength, _ = torch.linalg.svd(inner, full_matrices=False)
+    left, strength, _ = svd(inner, full_matrices=False)
     basis = left[:, strength > NO_SIGNAL**0.5]
     if basis.shape[1] == 0:
         raise ValueError("D_P's classifier needs every direction that the labels of D_H use: nothing can be erased")

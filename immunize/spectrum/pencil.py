@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from immunize.spectrum.condition import Spectrum, check_gram, condition_number, default_tolerance
+from immunize.spectrum.decompositions import eigh, eigvalsh
 
 ALIGNED = 1e-6
 """κ_gen within this of 1 counts as 1: the covariances are proportional, and what is left of μ is rounding."""
@@ -134,14 +135,14 @@ def generalized_spectrum(
     n_pretrain, n_harmful = (size, size) if n_samples is None else n_samples
     rho = _check_shrinkage(shrinkage, min(n_pretrain, n_harmful), size)
 
-    values, vectors = torch.linalg.eigh(gram_pretrain)
+    values, vectors = eigh(gram_pretrain)
     values, vectors = values.flip(0), vectors.flip(1)
     pretrain = _spectrum(values, n_pretrain, "K_P")
-    harmful = _spectrum(torch.linalg.eigvalsh(gram_harmful).flip(0), n_harmful, "K_H")
+    harmful = _spectrum(eigvalsh(gram_harmful).flip(0), n_harmful, "K_H")
     rank = pretrain.rank
     seen = _compress(gram_harmful, vectors[:, rank:])
     cut = harmful.tolerance * float(harmful.values[0])
-    harmful_only = int((torch.linalg.eigvalsh(seen) > cut).sum()) if rank < size else 0
+    harmful_only = int((eigvalsh(seen) > cut).sum()) if rank < size else 0
 
     if rho[0] > 0:
         scale = (values.clamp_min(0) + rho[0] * pretrain.trace / size).sqrt()
@@ -175,7 +176,7 @@ def generalized_spectrum(
 
 def _whitened(gram: Tensor, whitener: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, descending and not negative, and eigenvectors of WᵀKW."""
-    values, vectors = torch.linalg.eigh(_compress(gram, whitener))
+    values, vectors = eigh(_compress(gram, whitener))
     return values.flip(0).clamp_min(0), vectors.flip(1)
 
 
@@ -188,7 +189,7 @@ def _compress(gram: Tensor, basis: Tensor) -> Tensor:
 
 def _schur_complement(gram: Tensor, null: Tensor, cut: float) -> Tensor:
     """K_H less what its part outside range(K_P) explains: its quadratic form minimized over that part."""
-    values, vectors = torch.linalg.eigh(_compress(gram, null))
+    values, vectors = eigh(_compress(gram, null))
     own = null @ vectors[:, values > cut]
     cross = gram @ own
     complement: Tensor = gram - (cross / values[values > cut]) @ cross.T

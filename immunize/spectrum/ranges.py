@@ -17,6 +17,7 @@ from torch import Tensor
 
 from immunize.memoize import memoize
 from immunize.spectrum.condition import Spectrum, check_matrix, default_tolerance, spectrum_of
+from immunize.spectrum.decompositions import svd
 
 RANGE_TOLERANCE = 1e-8
 """A row leaves the span of others if so much of it, relative to its length, does; rounding is at 1e-13."""
@@ -83,7 +84,7 @@ def joint_basis(*rows: Tensor) -> Tensor:
 def _row_space(x: Tensor) -> tuple[Tensor, Tensor]:
     """Singular values and right singular vectors; a tall matrix is reduced to its triangular factor first."""
     tall = x.shape[0] > 2 * x.shape[1]
-    _, sigma, vh = torch.linalg.svd(torch.linalg.qr(x, mode="r").R if tall else x, full_matrices=False)
+    _, sigma, vh = svd(torch.linalg.qr(x, mode="r").R if tall else x, full_matrices=False)
     return sigma, vh
 
 
@@ -99,7 +100,7 @@ def within_span(x: Tensor, among: Tensor) -> Tensor:
     """
     seen = x[among]
     centred, mean = x - seen.mean(0), seen.mean(0)
-    _, sigma, right = torch.linalg.svd(seen - mean, full_matrices=False)
+    _, sigma, right = svd(seen - mean, full_matrices=False)
     basis = right[sigma > RANGE_TOLERANCE * sigma[0]]
     outside = (centred - centred @ basis.T @ basis).norm(dim=1)
     within: Tensor = outside <= RANGE_TOLERANCE * centred.norm(dim=1)
@@ -116,7 +117,7 @@ def with_rank_of_map(spectrum: Spectrum, rows: Tensor, theta: Tensor) -> Spectru
     """
     if spectrum.numerical_rank == len(rows):
         return spectrum
-    directions = torch.linalg.svd(rows / rows.norm(dim=1, keepdim=True), full_matrices=False).Vh
+    directions = svd(rows / rows.norm(dim=1, keepdim=True), full_matrices=False).Vh
     return replace(spectrum, rank_of_data=int(torch.linalg.matrix_rank(directions @ theta)))
 
 

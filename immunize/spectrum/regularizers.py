@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from immunize.spectrum.condition import Spectrum, check_matrix, default_tolerance
+from immunize.spectrum.decompositions import eigh, svd
 
 
 class Ends(NamedTuple):
@@ -66,7 +67,7 @@ def gram_ends(gram: Tensor, tolerance: float) -> Ends:
     Raises:
         ValueError: no eigenvalue lies above the cut (a matrix of zeros, or NaN).
     """
-    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = eigh(gram)
     k = int((values > tolerance * values[-1]).sum())
     if k == 0:
         raise ValueError("the spectrum of a matrix of zeros (or NaN) has no non-zero part to regularize")
@@ -192,7 +193,7 @@ class _MatrixTerm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, s: Tensor, rule: _RuleFunction, tolerance: float | None) -> Tensor:
         check_matrix(s, "the matrix")
-        u, sigma, vh = torch.linalg.svd(s, full_matrices=False)
+        u, sigma, vh = svd(s, full_matrices=False)
         cut = default_tolerance(*s.shape) if tolerance is None else tolerance
         k = int((sigma > cut * sigma[0]).sum())
         if k == 0:

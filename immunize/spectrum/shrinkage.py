@@ -35,6 +35,7 @@ from immunize.spectrum.condition import (
     default_tolerance,
     spectrum_of_gram,
 )
+from immunize.spectrum.decompositions import eigh
 from immunize.spectrum.optimum import Immunizer, check_attainable, frontier
 from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum
 
@@ -345,7 +346,7 @@ def choose_shrinkage(
     hessians = torch.zeros(len(grid), len(sets), *totals[0].shape, dtype=torch.float64)
     for fold in range(folds):
         rest = totals[0] - parts[0][fold]
-        values, vectors = torch.linalg.eigh(rest / rest.trace())  # one scale for the maps of all folds
+        values, vectors = eigh(rest / rest.trace())  # one scale for the maps of all folds
         values = values.clamp_min(0)
         inner = [vectors.T @ part[fold] @ vectors for part in parts]
         for index, shrinkage in enumerate(grid):
@@ -403,7 +404,7 @@ def _in_joint_range(parts: list[Tensor], sets: list[Tensor]) -> list[Tensor]:
     """The same matrices in an orthonormal basis of the directions that any sample has: fewer columns, same spectra."""
     size = sets[0].shape[1]
     grams = [part.sum(0) for part in parts]
-    values, vectors = torch.linalg.eigh(torch.stack([gram / gram.trace() for gram in grams]).sum(0))
+    values, vectors = eigh(torch.stack([gram / gram.trace() for gram in grams]).sum(0))
     basis = vectors[:, values > default_tolerance(sum(len(x) for x in sets), size) * values[-1]]
     return [basis.T @ part @ basis for part in parts] if basis.shape[1] < size else parts
 

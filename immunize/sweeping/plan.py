@@ -90,14 +90,14 @@ class Plan:
     def folder_and_hash(self, overrides: Sequence[str]) -> tuple[Path, str] | None:
         """The output folder and config hash of a run; None unless the sweep finds its runs again by their hash."""
         base, values = self._base(overrides)
+        for override in values:  # as Hydra applies them; every run of this kind sets all of them
+            OmegaConf.update(base, override.key_or_group, override.value(), merge=True)
         if not base.resume or base.overwrite:
             return None
         sweep = OmegaConf.to_container(base.hydra.sweep, resolve=False)
         assert isinstance(sweep, dict)
         if sweep["subdir"] != BY_HASH:
             return None
-        for override in values:  # as Hydra applies them; every run of this kind sets all of them
-            OmegaConf.update(base, override.key_or_group, override.value(), merge=True)
         digest = config_hash(resolved(base, self._threads))
         return Path(str(self._master.hydra.sweep.dir)) / digest, digest
 

@@ -290,10 +290,7 @@ class DeepModule(ImmunizationModule):
     ) -> None:
         super().__init__(*common, **options)
         self.net, self.cached = net, cached
-        self.settings: dict[str, Any] = {
-            "harmful_classes": harmful_classes,
-            "keep_answers": keep_answers,
-        }
+        self.harmful_classes, self.keep_answers = harmful_classes, keep_answers
         theta_0 = reference or net.reference() if self.objective.looks_at_theta_0 or keep_answers else None
         self._theta_0 = (theta_0,)  # not registered: it is neither trained nor kept
         self.decay = {"tail": weight_decay, "heads": head_weight_decay}
@@ -305,14 +302,22 @@ class DeepModule(ImmunizationModule):
         theta_0 = self._theta_0[0]
         if theta_0 is not None:
             theta_0.to(self.device)
-        of = {**self.settings, "theta_0": theta_0, "number": self.global_step}
-        step = DeepStep(self.net, sides["pretrain"], sides["harmful"], self.task_loss, **of)
+        step = DeepStep(
+            self.net,
+            sides["pretrain"],
+            sides["harmful"],
+            self.task_loss,
+            self.harmful_classes,
+            theta_0,
+            self.keep_answers,
+            self.global_step,
+        )
         self._latest = step  # whoever asked: a callback may be the first to see that features have no spectrum
         return step
 
     def reference_loss(self, step: Step, terms: dict[str, Tensor]) -> Tensor:
         """L by the labels also where θ_0's answers are kept, whose distance has no gradient at θ_0."""
-        return step.loss("pretrain", step.omega) if self.settings["keep_answers"] else terms["task"]
+        return step.loss("pretrain", step.omega) if self.keep_answers else terms["task"]
 
     def trunk(self, x: Tensor) -> Tensor:
         """H of images, computed without autograd; what a cache holds of them is h already."""

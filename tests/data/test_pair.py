@@ -57,7 +57,6 @@ def test_full_batch_yields_the_whole_pair_in_every_pass_without_copying() -> Non
     for batch in found:
         assert set(batch) == {"pretrain", "harmful"}
         for role in ("pretrain", "harmful"):
-            assert isinstance(batch[role], tuple)
             part = getattr(data.fit, role)
             for given, own in zip(batch[role], (part.x, part.y), strict=True):
                 assert torch.equal(given, own)

@@ -232,6 +232,7 @@ def test_a_training_that_goes_on_goes_on_with_its_wandb_run(tmp_path: Path, monk
     with killed(monkeypatch, "immunize.pipeline.fit.Progress", 2):
         run_tiny_deep(tmp_path, "logger=wandb", "resume=true")
     run_tiny_deep(tmp_path, "logger=wandb", "resume=true")
-    begun = [path.name.rpartition("-")[2] for path in tmp_path.glob("wandb/offline-run-*")]
+    # offline-run-<time>-<id>, and a number behind it where both began in the same second
+    begun = [path.name.split("-")[3] for path in tmp_path.glob("wandb/offline-run-*")]
     assert len(begun) == 2
     assert len(set(begun)) == 1

@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from immunize.data.images.image_set import ImageSet, ImageSplits, Transform
 from immunize.data.images.source import as_image_source, rows_of_sets
-from immunize.data.pair import Pair, Rows, as_is, set_aside
+from immunize.data.pair import Pair, Rows, set_aside
 from immunize.data.splits import ROLES, Role, random_generator
 from immunize.errors import DataError
 
@@ -149,7 +149,6 @@ def stream_loader(
         num_workers=workers,
         persistent_workers=workers > 0,
         pin_memory=pin_memory,
-        collate_fn=as_is,
         generator=torch.Generator().manual_seed(sampler.seed),
     )
 
@@ -283,7 +282,7 @@ class ImagePair(Pair):
     @property
     def steps_per_epoch(self) -> int:
         """Batches an epoch."""
-        passes = {role: max(max(len(rows) // self.batch_size, 1) for rows in self._rows_by_set(role)) for role in ROLES}
+        passes = {role: max(max(len(rows) // self.batch_size, 1) for rows in self.rows_by_set(role)) for role in ROLES}
         if self.epochs_on == "harmful":
             return passes["harmful"]
         return max(passes.values()) if self.mode == "max_size_cycle" else min(passes.values())
@@ -302,7 +301,7 @@ class ImagePair(Pair):
         self._done = (epoch, step)
 
     def _train_loader(self, role: Role) -> DataLoader[Any]:
-        images, steps, rows = self._training_set(role), self.steps_per_epoch, self._rows_by_set(role)
+        images, steps, rows = self._training_set(role), self.steps_per_epoch, self.rows_by_set(role)
         place = _place()
         if self.batch_size % place[1] or min(map(len, rows)) < place[1]:
             raise DataError(
@@ -314,12 +313,16 @@ class ImagePair(Pair):
         sampler.leave_out(*self._done)
         return stream_loader(images, sampler, workers=self.workers, pin_memory=self.pin_memory)
 
-    def _rows_by_set(self, role: Role) -> list[Rows]:
-        """Indices of the training images of each data set that the role is made of."""
+    def labels(self, role: Role) -> Tensor:
+        """Of the training images, (N,) int64."""
         images = self._training_set(role)
+        found: Tensor = images.tensors[1] if isinstance(images, TensorDataset) else images.labels
+        return found
+
+    def rows_by_set(self, role: Role) -> list[Rows]:
+        """Indices of the training images of each data set that the role is made of."""
         classes = [part.n_classes for part in self.sources[role].parts.values()]
-        labels = images.tensors[1] if isinstance(images, TensorDataset) else images.labels
-        return rows_of_sets(labels.numpy(), classes)
+        return rows_of_sets(self.labels(role).numpy(), classes)
 
     def _training_set(self, role: Role) -> Any:
         return self._replaced.get(role, self.splits(role).fit)

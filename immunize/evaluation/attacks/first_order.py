@@ -87,12 +87,17 @@ def outputs_of(kind: str, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
     """
     *first, weight, bias = parameters
     if kind == "mlp":
-        hidden = products(x, first[0].flatten(0, 1), first[1].flatten())
-        return torch.baddbmm(bias[:, :, None], weight, hidden.T.view(*first[1].shape, -1).relu())
+        return torch.baddbmm(bias[:, :, None], weight, hidden_of(first, x))
     if kind == "batchnorm":  # (γ∘x + β)Wᵀ + b = x(γ∘W)ᵀ + (Wβ + b)
         gamma, beta = first
         weight, bias = weight * gamma[:, None], bias + (weight @ beta[:, :, None])[:, :, 0]
     return torch.addmm(bias.reshape(-1, 1), weight.flatten(0, 1), x.T).view(*bias.shape, -1)
+
+
+def hidden_of(first: Sequence[Tensor], x: Tensor) -> Tensor:
+    """The hidden layer of R heads, (R, H, N), from its weights (R, H, D) and biases (R, H) and rows (N, D)."""
+    weight, bias = first
+    return products(weight.flatten(0, 1), x).view(*bias.shape, -1).add(bias[:, :, None]).relu()
 
 
 def flops_per_row(kind: str, n_features: int, n_outputs: int, hidden: int) -> float:
@@ -196,11 +201,18 @@ class HeadTask:
     def gradients(self, stacked: Sequence[Tensor], x: Tensor, y: Tensor) -> Sequence[Tensor]:
         """Of every head's mean loss, with respect to `stacked`, for rows (B, D) and targets (B,) or (B, C)."""
         kind = self.attack.head
-        outputs = outputs_of(kind, [parameter.requires_grad_(kind != "linear") for parameter in stacked], x)
-        slopes = self._slopes(outputs.detach(), y)
-        if kind == "linear":  # what autograd finds, to the bit, in half its time
-            return [(slopes.flatten(0, 1) @ x).view_as(stacked[0]), slopes.sum(dim=2)]
-        return torch.autograd.grad(outputs, stacked, slopes)
+        if kind == "batchnorm":
+            outputs = outputs_of(kind, [parameter.requires_grad_() for parameter in stacked], x)
+            return torch.autograd.grad(outputs, stacked, self._slopes(outputs.detach(), y))
+        *first, weight, bias = stacked  # what autograd finds, in half its time
+        if kind == "linear":
+            slopes = self._slopes(outputs_of(kind, stacked, x), y)
+            return [(slopes.flatten(0, 1) @ x).view_as(weight), slopes.sum(dim=2)]
+        hidden = hidden_of(first, x)
+        slopes = self._slopes(torch.baddbmm(bias[:, :, None], weight, hidden), y)
+        back = torch.bmm(weight.mT, slopes).mul_(hidden > 0)
+        below = products(back.flatten(0, 1), x.T).view_as(first[0])
+        return [below, back.sum(dim=2), torch.bmm(slopes, hidden.mT), slopes.sum(dim=2)]
 
     def _slopes(self, outputs: Tensor, y: Tensor) -> Tensor:
         """How the mean loss of each head grows with its outputs, both (R, C, B)."""
@@ -375,7 +387,7 @@ class FirstOrder(Attack):
     batch_size: int = 256
     cosine: tuple[float, ...] = (0.1, 1.0)
     precision: str = "float32"
-    version: ClassVar[int] = 1  # no schedules behind a settled rate
+    version: ClassVar[int] = 2  # 1: no schedules behind a settled rate; 2: a hidden layer's bias sums in another order
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -97,9 +97,7 @@ class Look:
 
     def kappas(self, role: Role) -> tuple[ConditionNumber, ConditionNumber]:
         """κ(H(θ)) and κ(H(I)) of one data set."""
-        if role == "pretrain":
-            return self.ratio.kappa_pretrain, self.ratio.kappa_pretrain_baseline
-        return self.ratio.kappa_harmful, self.ratio.kappa_harmful_baseline
+        return getattr(self.ratio, f"kappa_{role}"), getattr(self.ratio, f"kappa_{role}_baseline")
 
     def numbers(self) -> dict[str, float]:
         """What loggers get of every look."""
