@@ -83,7 +83,7 @@ def run_grid(
     for part in work.parts(work.stays if processes > 1 else lambda entry: True):
         work.done(part, part.run(plan.budget, store, functools.partial(work.say, part)))
     if processes > 1:
-        others = work.parts(lambda entry: not work.stays(entry))
+        others = work.parts(lambda entry: not work.stays(entry), processes)
         with contextlib.closing(_side_by_side(others, processes, plan.threads, plan.budget, store)) as finished:
             for part, (cells, lines, own_peak) in finished:
                 for line in lines:
@@ -127,16 +127,18 @@ class _Work:
         device = self.target.device
         return entry.attack.needs == "model" and device is not None and device.type != "cpu"
 
-    def parts(self, wanted: Callable[[Entry], bool]) -> Iterator[_Part]:
-        """Parts of these attacks, each with what they need."""
+    def parts(self, wanted: Callable[[Entry], bool], processes: int = 1) -> Iterator[_Part]:
+        """Parts of these attacks, each with what they need; those for which no process is left fall to all of them."""
         if not any(wanted(entry) for entries in self.tried.values() for entry in entries):
             return
-        for place, data, entries in self._all():
-            if chosen := tuple(filter(wanted, entries)):
-                needed = {entry.attack.needs for entry in chosen}
+        whole = len(self.places) - len(self.places) % processes
+        for number, (place, data, entries) in enumerate(self._all()):
+            chosen, pieces = tuple(filter(wanted, entries)), 1 if number < whole else processes
+            for some in filter(None, (chosen[piece::pieces] for piece in range(pieces))):
+                needed = {entry.attack.needs for entry in some}
                 network = data.network if "model" in needed else None
                 reference = data.reference if "reference" in needed else None
-                yield _Part(place, chosen, replace(data, network=network, reference=reference))
+                yield _Part(place, some, replace(data, network=network, reference=reference))
 
     def _all(self) -> Iterator[tuple[Place, AttackData, list[Entry]]]:
         # Of a seed the immunized rows first, whose attackers take longest: what a pool ends with is short.
