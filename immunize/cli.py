@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
@@ -75,8 +77,6 @@ def _refuse_several() -> None:
 
     Groups within groups, as harmful/sets, and `benign` are lists.
     """
-    from hydra.core.hydra_config import HydraConfig
-
     for line in HydraConfig.get().overrides.task:
         group, _, choice = line.partition("=")
         single = "/" not in group and group != "benign" and Path(config_dir(), group.partition("@")[0]).is_dir()
@@ -128,6 +128,16 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     return wrapped
 
 
+def in_sweep() -> bool:
+    """Whether this job is one of a multirun."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def output_folder() -> Path:
+    """Of this job."""
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
 def tell(text: str) -> None:
     """Print to stderr what the seconds go by with in which nothing else is shown."""
     print(text, file=sys.stderr, flush=True)
@@ -135,8 +145,6 @@ def tell(text: str) -> None:
 
 def pasted(name: str, folder: str | Path) -> str:
     """A setting that is a folder, as a shell and then Hydra take it."""
-    from hydra.core.hydra_config import HydraConfig
-
     shell = HydraConfig.get().runtime.cwd if HydraConfig.initialized() else os.curdir  # hydra.job.chdir leaves it
     path = os.path.relpath(folder, shell)
     if re.fullmatch(r"[\w./+-]+", path):
@@ -200,10 +208,7 @@ def with_cause(error: BaseException) -> str:
 
 
 def _told(message: str) -> BaseException:
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    alone = HydraConfig.initialized() and HydraConfig.get().mode != RunMode.MULTIRUN
+    alone = HydraConfig.initialized() and not in_sweep()
     return _PastHydra(message) if alone and _reached["explained"] else CompactHydraException(message)
 
 

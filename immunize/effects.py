@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from hydra.utils import get_object
 from omegaconf import DictConfig
 
+from immunize.cli import in_sweep
 from immunize.config import OF_DEEP_NETS, config_hash, is_deep
 from immunize.errors import UserError
 from immunize.records import parted
@@ -201,12 +201,12 @@ def refuse_idle(given: Iterable[str], idle: Idle) -> None:
     Raises:
         UserError: the first of them, with the reason.
     """
-    in_sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    alone = not in_sweep()
     for name in given:
         if name == NEEDED:
             continue
         why = next((why for one, why in idle.items() if name == one or name.startswith(f"{one}.")), None)
-        if why == BALANCED or (why is not None and not in_sweep):
+        if why == BALANCED or (why is not None and alone):
             raise UserError(f"{name} has no effect here: {why}{'' if why == BALANCED else '; leave it out'}")
 
 

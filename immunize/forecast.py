@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.cli import command, tell
+from immunize.cli import command, output_folder, tell
 from immunize.config import resolved
 from immunize.effects import asked_for, idle_data, refuse_idle, told
 from immunize.errors import DataError, UserError
@@ -125,11 +125,9 @@ def run(
 @command("forecast")
 def main(cfg: DictConfig) -> None:
     """One job: print the tables and the verdict, then the record's path as the last line of stdout."""
-    from hydra.core.hydra_config import HydraConfig
-
     from immunize.report.forecast import show_forecast
 
-    folder = Path(HydraConfig.get().runtime.output_dir)
+    folder = output_folder()
     show_forecast(run(cfg, folder, tell, asked_for()))
     print(folder / FORECAST, flush=True)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.cli import command, sigint_restored, teller
+from immunize.cli import command, output_folder, sigint_restored, teller
 from immunize.config import config_hash, is_deep, resolved
 from immunize.effects import asked_for, idle_data, idle_in_pretraining, refuse_idle, told
 from immunize.errors import DivergedError, UserError
@@ -196,9 +196,7 @@ def _accuracy(network: nn.Module, images: ImageSet, workers: int) -> float:
 @command("pretrain_theta")
 def main(cfg: DictConfig) -> None:
     """Print the accuracy, then the checkpoint's path as the last line of stdout."""
-    from hydra.core.hydra_config import HydraConfig
-
-    folder = Path(HydraConfig.get().runtime.output_dir)
+    folder = output_folder()
     record = run(cfg, folder, given=asked_for())
     if record["status"] != "finished":
         raise KeyboardInterrupt

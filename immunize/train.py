@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from immunize.cli import command, pasted, sigint_restored, tell, teller
+from immunize.cli import command, in_sweep, output_folder, pasted, sigint_restored, tell, teller
 from immunize.config import hash_of_run, is_deep, resolved
 from immunize.effects import asked_for
 from immunize.errors import UserError
@@ -74,14 +74,9 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
 @command("train")
 def main(cfg: DictConfig) -> float | None:
     """One job: print the table, then the record's path as the last line of stdout; in a sweep, nothing."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    hydra_cfg = HydraConfig.get()
-    folder = Path(hydra_cfg.runtime.output_dir)
-    in_sweep = hydra_cfg.mode == RunMode.MULTIRUN
-    record = run(cfg, folder, quiet=in_sweep, given=asked_for())
-    if not in_sweep and is_first():
+    folder, among_others = output_folder(), in_sweep()
+    record = run(cfg, folder, quiet=among_others, given=asked_for())
+    if not among_others and is_first():
         from immunize.report import show_record  # it asks for what a run does not
 
         show_record(record)
@@ -90,7 +85,7 @@ def main(cfg: DictConfig) -> float | None:
         print(folder / RECORD, flush=True)
     if record["status"] == "interrupted":
         raise KeyboardInterrupt
-    if record["status"] != "finished" and not in_sweep:  # for a sweep it is one result among many
+    if record["status"] != "finished" and not among_others:  # for a sweep it is one result among many
         raise UserError(
             f"the run {record['status']}: its record says where, the checkpoint holds the last finite θ; a smaller "
             "objective.learning_rate may mend it"

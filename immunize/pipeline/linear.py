@@ -39,8 +39,8 @@ JOINT_FROM, JOINT_BELOW = 256, 0.9
 """`model.columns=auto` trains on the joint range where D is at least the first, and n/D at most the second."""
 
 ONE_THREAD_UP_TO = 1024
-"""Largest D at which a run keeps to one thread: a second one saves a fifth of the time at most, costs several times as
-much where other processes are busy, and other numbers of cores would round otherwise."""
+"""Largest D at which a run keeps to one thread: a second one saves a quarter of the time at most, and other numbers of
+cores would round otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
