@@ -19,7 +19,7 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIM
 By default they spin, each on a core that another process could use, and beside busy processes that is most of what a
 run does: 200 small matrix products took 6.7 s of processor time on two threads, and 1.0 s with threads that sleep. But
 a thread that sleeps at once has to be woken for every small product: the small ResNet trained 26 s then, and 16 s where
-threads spin a thousand times, some microseconds, before they sleep. Beside busy processes that costs nothing.
+threads spin a thousand times, some microseconds, before they sleep. Beside a busy process a core that costs nothing.
 OpenBLAS has no such switch that makes a difference (OPENBLAS_THREAD_TIMEOUT); a run has it on `threads` threads.
 """
 

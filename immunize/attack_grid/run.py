@@ -128,12 +128,11 @@ class _Work:
         return entry.attack.needs == "model" and device is not None and device.type != "cpu"
 
     def parts(self, wanted: Callable[[Entry], bool], processes: int = 1) -> Iterator[_Part]:
-        """Parts of these attacks, each with what they need; those for which no process is left fall to all of them."""
+        """Parts of these attacks, each with what they need; the last ones in pieces, see :func:`pieces_of`."""
         if not any(wanted(entry) for entries in self.tried.values() for entry in entries):
             return
-        whole = len(self.places) - len(self.places) % processes
-        for number, (place, data, entries) in enumerate(self._all()):
-            chosen, pieces = tuple(filter(wanted, entries)), 1 if number < whole else processes
+        for pieces, (place, data, entries) in zip(pieces_of(len(self.places), processes), self._all(), strict=True):
+            chosen = tuple(filter(wanted, entries))
             for some in filter(None, (chosen[piece::pieces] for piece in range(pieces))):
                 needed = {entry.attack.needs for entry in some}
                 network = data.network if "model" in needed else None
@@ -181,6 +180,12 @@ class _Work:
         cells = [cell for of in self.found.values() for cell in of.values() if cell["status"] != "skipped"]
         known = Counter(cell["git_commit"] or "unknown" for cell in cells if "git_commit" in cell)
         return {"computed": len(cells) - known.total(), "known": dict(known)}
+
+
+def pieces_of(parts: int, processes: int) -> list[int]:
+    """Into how many pieces each part is divided: the last ones, of which there are too few for all processes."""
+    left = parts % processes
+    return [1] * (parts - left) + [processes // left for _ in range(left)]
 
 
 def _facts(task: Task) -> dict[str, Any]:
