@@ -12,7 +12,7 @@ import torch
 
 from immunize import attack, threads, train
 from immunize.attack_grid.linear import LinearTarget
-from immunize.attack_grid.run import RESULTS, pieces_of
+from immunize.attack_grid.run import RESULTS
 from immunize.attack_grid.target import GridPlan
 from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.config import resolved
@@ -335,11 +335,3 @@ def test_housing_run_is_attacked_on_rows_of_its_own(data_root: Path, tmp_path: P
     assert torch.equal(target.theta, load_checkpoint(tmp_path / CHECKPOINT, len(target.theta))["cross_fit"])
     has = {row.tobytes() for part in target.tasks(0)["harmful"].data.parts.values() for row in part.x}
     assert has == {row.tobytes() for row in halves.held_out.harmful.x.numpy()}  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("parts", "processes", "pieces"),
-    [(27, 2, [1] * 26 + [2]), (27, 16, [1] * 27), (19, 16, [1] * 16 + [5] * 3), (4, 2, [1] * 4), (3, 1, [1] * 3)],
-)
-def test_parts_for_which_there_are_processes_enough_are_divided(parts: int, processes: int, pieces: list[int]) -> None:
-    assert pieces_of(parts, processes) == pieces

@@ -83,7 +83,7 @@ def run_grid(
     for part in work.parts(work.stays if processes > 1 else lambda entry: True):
         work.done(part, part.run(plan.budget, store, functools.partial(work.say, part)))
     if processes > 1:
-        others = work.parts(lambda entry: not work.stays(entry), processes)
+        others = work.parts(lambda entry: not work.stays(entry))
         with contextlib.closing(_side_by_side(others, processes, plan.threads, plan.budget, store)) as finished:
             for part, (cells, lines, own_peak) in finished:
                 for line in lines:
@@ -127,17 +127,16 @@ class _Work:
         device = self.target.device
         return entry.attack.needs == "model" and device is not None and device.type != "cpu"
 
-    def parts(self, wanted: Callable[[Entry], bool], processes: int = 1) -> Iterator[_Part]:
-        """Parts of these attacks, each with what they need; the last ones in pieces, see :func:`pieces_of`."""
+    def parts(self, wanted: Callable[[Entry], bool]) -> Iterator[_Part]:
+        """Parts of these attacks, each with what they need."""
         if not any(wanted(entry) for entries in self.tried.values() for entry in entries):
             return
-        for pieces, (place, data, entries) in zip(pieces_of(len(self.places), processes), self._all(), strict=True):
-            chosen = tuple(filter(wanted, entries))
-            for some in filter(None, (chosen[piece::pieces] for piece in range(pieces))):
-                needed = {entry.attack.needs for entry in some}
+        for place, data, entries in self._all():
+            if chosen := tuple(filter(wanted, entries)):
+                needed = {entry.attack.needs for entry in chosen}
                 network = data.network if "model" in needed else None
                 reference = data.reference if "reference" in needed else None
-                yield _Part(place, some, replace(data, network=network, reference=reference))
+                yield _Part(place, chosen, replace(data, network=network, reference=reference))
 
     def _all(self) -> Iterator[tuple[Place, AttackData, list[Entry]]]:
         # Of a seed the immunized rows first, whose attackers take longest: what a pool ends with is short.
@@ -180,12 +179,6 @@ class _Work:
         cells = [cell for of in self.found.values() for cell in of.values() if cell["status"] != "skipped"]
         known = Counter(cell["git_commit"] or "unknown" for cell in cells if "git_commit" in cell)
         return {"computed": len(cells) - known.total(), "known": dict(known)}
-
-
-def pieces_of(parts: int, processes: int) -> list[int]:
-    """Into how many pieces each part is divided: the last ones, of which there are too few for all processes."""
-    left = parts % processes
-    return [1] * (parts - left) + [processes // left for _ in range(left)]
 
 
 def _facts(task: Task) -> dict[str, Any]:
