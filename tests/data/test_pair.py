@@ -132,10 +132,18 @@ def test_cross_fitting_either_data_set_cross_fits_the_pair() -> None:
 
 
 def test_hash_is_of_the_data_and_nothing_else() -> None:
-    """Of which data, byte for byte: tests/test_records.py."""
     reference = module().data_hash
+    assert len(reference) == 64
     assert module(batch_size=2, seed=9, passes=4, validation_fraction=0.4).data_hash == reference
     assert module(n_pretrain=11).data_hash != reference
+    changed = PairedData(Rows(10), Rows(6, offset=1.0))
+    changed.sources["harmful"].load().held_out.y[0] += 1e-12  # type: ignore[union-attr]
+    changed.setup()
+    assert changed.data_hash != reference
+    renamed = PairedData(Rows(10), Rows(6, offset=1.0))
+    renamed.sources["pretrain"].name = "other"
+    renamed.setup()
+    assert renamed.data_hash != reference
 
 
 @pytest.mark.parametrize(
