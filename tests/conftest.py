@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from immunize import records
 from immunize.importing import start_quickly
 from tests.commands import Called, Done
 
+settings.register_profile("same", deadline=None, derandomize=True, database=None)  # a search draws the same every time
+settings.load_profile("same")
 start_quickly()  # as the commands do, before any test imports Lightning
 # A run searches for what earlier ones of its process have left, for a memory of its own: a tenth of a second.
 records._runs = itertools.repeat(0)  # type: ignore[assignment]

@@ -215,9 +215,10 @@ def _create(architecture: str, pretrained: bool, overlay: dict[str, Any] | None,
 
     try:
         return timm.create_model(architecture, pretrained=pretrained, pretrained_cfg_overlay=overlay, **arguments)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise UserError(f"model.kwargs do not suit timm's {architecture}: {_first_line(error)}") from error
-    except Exception as error:  # of the hub's client, whose errors belong to several libraries
+    except Exception as error:
+        # the hub's client: errors of several libraries, in some versions a ValueError that is an OSError too
+        if isinstance(error, TypeError | ValueError | AssertionError) and not isinstance(error, OSError):
+            raise UserError(f"model.kwargs do not suit timm's {architecture}: {_first_line(error)}") from error
         if not pretrained:
             raise
         raise UserError(

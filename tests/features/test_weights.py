@@ -210,6 +210,16 @@ def test_nobody_there_is_an_error_at_once(cache: Path, monkeypatch: pytest.Monke
     assert time.monotonic() - started < hub.WAIT
 
 
+def test_a_download_that_failed_is_no_wrong_argument_whatever_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NotFoundError(FileNotFoundError, ValueError):  # as some versions of the client have it
+        pass
+
+    monkeypatch.setattr(hub, "_answers", Mock(return_value=True))
+    monkeypatch.setattr(timm, "create_model", Mock(side_effect=NotFoundError("no such file there")))
+    with pytest.raises(UserError, match=r"weights of resnet18 could not be had: no such file there"):
+        build_network("resnet18", pretrained=True)
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Counts who asks the network, from whatever thread, and answers nobody."""

@@ -6,7 +6,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-properties = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+properties = settings(max_examples=60)
 
 
 def column(*values: float) -> Tensor:
