@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, get_args
 
 import torch
@@ -167,21 +168,23 @@ def attack(
     """
     with torch.no_grad():
         (features,), labels = step.labelled("harmful", step.look("harmful", (), step.parameters()))
-    judged = thirds(labels)
+    judged = thirds(labels, step.harmful_classes)
     seen = (~judged).nonzero().squeeze(1)
     size = min(attacker.batch_size, len(seen))
     parts = seen.unfold(0, size, size)
     if step.harmful_classes:  # one data set's images come after the other's
-        parts = seen[: len(parts) * size].view(size, len(parts)).T
+        spread = torch.arange(parts.numel(), device=seen.device) * len(seen) // parts.numel()
+        parts = seen[spread].view(size, len(parts)).T
 
     most = torch.tensor(torch.inf)
 
     def loss(k: int, parameters: dict[str, Tensor], head: Head) -> Tensor:
         nonlocal most
         value = harmful_loss(step, parts[k % len(parts)], parameters, head)
+        (of_all,) = step.averaged([value.detach()])
         if not k:
-            most = DIVERGED * value.detach().clamp_min(math.log(max(n_outputs, 2)))
-        return torch.where(value > most, torch.inf, value)
+            most = DIVERGED * of_all.clamp_min(math.log(max(n_outputs, 2)))
+        return torch.where(of_all > most, torch.inf, value)
 
     probe = _probe(features, labels, judged, max(n_outputs, 2), step.net.head.weight.dtype)
     return judged, attacker.path(step, probe, loss)
@@ -212,13 +215,22 @@ def _probe(features: Tensor, labels: Tensor, judged: Tensor, n_classes: int, dty
     return Head((sharp * weight).to(dtype), (sharp * bias).to(dtype))
 
 
-def thirds(labels: Tensor) -> Tensor:
+def thirds(labels: Tensor, sets: Sequence[int] = ()) -> Tensor:
     """A third of the rows of every class, (N,) bool, which judge, by their order in the batch, which is random.
+
+    Args:
+        labels: (N,), of all processes' batch.
+        sets: classes of each data set, where labels are counted through several: a third of each one's rows by itself.
 
     Raises:
         UserError: too few rows to have two classes on both sides.
     """
     judged = torch.empty(len(labels), dtype=torch.bool, device=labels.device)
+    if sets:
+        for last, classes in zip(accumulate(sets), sets, strict=True):
+            own = (labels >= last - classes) & (labels < last)
+            judged[own] = thirds(labels[own])
+        return judged
     judged[labels.argsort(stable=True)] = torch.arange(len(labels), device=labels.device) % FOLDS == 0
     classes = len(torch.unique(labels))
     if len(labels) < LEAST_IMAGES * classes or min(len(torch.unique(labels[side])) for side in (judged, ~judged)) < 2:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from immunize.config import config_dir
-from immunize.objective.attacker import Attacker, _probe, attack, gradients_of
+from immunize.objective.attacker import Attacker, _probe, attack, gradients_of, thirds
 from immunize.objective.base import Head
 from immunize.objective.censor import Censor
 from immunize.objective.contract import Contract
@@ -74,6 +74,24 @@ def test_steps_are_those_of_pytorch(optimizer: Any, step: DeepStep) -> None:
     for name, value in moved.items():
         torch.testing.assert_close(parameters[name], value)
     torch.testing.assert_close(head.weight, own[0].detach())
+
+
+def test_of_several_data_sets_it_learns_from_all_and_from_none_of_the_rows_that_judge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sets of 11, 11 and 10 images, of which 8, 8 and 6 teach: what is left over is not the last set's."""
+    step, learned = step_of(network(), classes=(2, 2, 2), rows=32), []
+    of_harmful = DeepStep.of_harmful
+    monkeypatch.setattr(DeepStep, "of_harmful", lambda at, rows: learned.append(rows) or of_harmful(at, rows))
+    judged, path = attack(step, Attacker(K, RATE, batch_size=8), 6)
+    list(path)
+    sets = step.harmful.y // 2
+    for number in range(3):
+        labels = step.labelled(f"harmful:{number}", [])[1]
+        assert torch.equal(judged[sets == number], thirds(labels))
+    rows = torch.cat(learned)
+    assert not judged[rows].any()
+    assert min(int((sets[rows[:16]] == number).sum()) for number in range(3)) >= 4
 
 
 def test_second_order_gradient_is_that_of_finite_differences(step: DeepStep) -> None:

@@ -123,9 +123,9 @@ def _stepwise(work: Callable[[Ask], Any]) -> Generator[Any, Any, Any]:
         return answer
 
     with ThreadPoolExecutor(1) as thread:
-        end = thread.submit(work, ask)
-        end.add_done_callback(lambda _: asked.put(_ENDED))
-        try:
+        try:  # from here on: Ctrl-C comes while the thread starts as well, and whoever waits there is waited for
+            end = thread.submit(work, ask)
+            end.add_done_callback(lambda _: asked.put(_ENDED))
             while (question := asked.get()) is not _ENDED:
                 told.put((yield question))
         finally:

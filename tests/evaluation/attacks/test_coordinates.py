@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from immunize.evaluation.attacks import (
     PublicReference,
     Ridge,
     Rows,
+    lbfgs,
 )
 from immunize.evaluation.attacks.coordinates import both_axes, feature_scale, principal, thin_svd
 from immunize.evaluation.attacks.grid import Entry, attack_all
@@ -338,6 +341,31 @@ def test_a_failure_is_raised_and_ends_the_others(step: int) -> None:
         together([patient], lambda questions: 1 / 0)  # type: ignore[arg-type]
     assert ended == ["patient"]
     assert threading.active_count() <= before + 1  # the last one may still be on its way out
+
+
+def test_ctrl_c_while_a_solver_starts_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Impatient(queue.SimpleQueue[Any]):  # whoever was forgotten waits 5 s, and not for ever
+        def get(self, block: bool = True, timeout: float | None = 5) -> Any:
+            return super().get(block, timeout)
+
+    class Pressed(ThreadPoolExecutor):
+        def submit(self, *of: Any, **options: Any) -> Any:
+            super().submit(*of, **options)
+            raise KeyboardInterrupt
+
+    def patient(ask: Ask) -> None:
+        try:
+            ask(None)
+        except BaseException as error:
+            ended.append(type(error))
+            raise
+
+    ended: list[type] = []
+    monkeypatch.setattr(lbfgs, "SimpleQueue", Impatient)
+    monkeypatch.setattr(lbfgs, "ThreadPoolExecutor", Pressed)
+    with pytest.raises(KeyboardInterrupt):
+        together([patient], lambda questions: [None] * len(questions))
+    assert ended == [lbfgs._StoppedError]
 
 
 @pytest.mark.parametrize("n_classes", [2, 4])
