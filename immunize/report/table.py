@@ -71,19 +71,19 @@ def summary_of(groups: Groups) -> Summary | None:
     )
 
 
-def summary_text(groups: Groups) -> str:
-    """Mean ± spread; with the middle of the runs where outliers make the mean, and how many are infinite."""
+def summary_text(groups: Groups, absent: str = "∞") -> str:
+    """Mean ± spread; with the middle of the runs where outliers make the mean, and how many are None: `absent`."""
     summary = summary_of(groups)
-    infinite = sum(value is None for of in groups for value in of)
+    without = sum(value is None for of in groups for value in of)
     if summary is None:
-        return "∞" if infinite else NOTHING
+        return absent if without else NOTHING
     text = with_spread(summary.mean, summary.spread)
     if summary.outlying:
         middle = [f"median {short(summary.median)}"]
         if summary.geometric is not None:
             middle.append(f"geo. mean {short(summary.geometric)}")
         text += f" ({', '.join(middle)})"
-    return f"{text} (∞ in {infinite} of {sum(map(len, groups))})" if infinite else text
+    return f"{text} ({absent} in {without} of {sum(map(len, groups))})" if without else text
 
 
 def with_spread(value: float, spread: float | None) -> str:

@@ -30,8 +30,9 @@ Its kinds, with the part, the estimator and the quantities of each:
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def frame(source: str | Path | Iterable[str | Path]) -> pd.DataFrame:
 
     Args:
         source: a folder with runs or attacked runs below it, one with a `results.csv.gz`, that file, the record of one
-            run, or several of these.
+            run, or several of these; what several of them hold counts once.
 
     Returns:
         `COLUMNS`; `value` is a float, a verdict 0 or 1.
@@ -70,16 +71,16 @@ def frame(source: str | Path | Iterable[str | Path]) -> pd.DataFrame:
         ValueError: a file is not one of these.
     """
     sources = [source] if isinstance(source, str | Path) else source
-    return frame_of([record for one in sources for record in _records(Path(one))])
+    found = {json.dumps(record, sort_keys=True): record for one in sources for record in _records(Path(one))}
+    return frame_of(found.values())
 
 
-def frame_of(records: Iterable[_Record]) -> pd.DataFrame:
+def frame_of(records: Collection[_Record]) -> pd.DataFrame:
     """The same of records that were read already."""
     import pandas as pd
 
-    known = list(records)
-    runs = pd.DataFrame([_identity(record) for record in known], columns=_RUN)
-    rows = [(index, *row) for index, record in enumerate(known) for row in _measured(record)]
+    runs = pd.DataFrame([_identity(record) for record in records], columns=_RUN)
+    rows = [(index, *row) for index, record in enumerate(records) for row in _measured(record)]
     numbers = pd.DataFrame(rows, columns=["index", *_MEASURED]).astype({"value": float})
     found = runs.loc[numbers.pop("index")].reset_index(drop=True)
     return pd.concat([found, numbers], axis=1)

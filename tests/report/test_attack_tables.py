@@ -166,6 +166,42 @@ def test_names_and_titles_of_many_methods_fit_into_their_figure(attack: Record) 
             assert box.y0 >= 0
 
 
+def test_a_bar_below_minus_one_hides_no_other(attack: Record) -> None:
+    """R² of a probe that fits noise may be -88."""
+    for score, ylim, told in ((-88.0, -1, "R² below −1 is cut off"), (-0.25, -0.25, ""), (0.5, 0, "")):
+        (axis, *_) = best_figure(attacks_of(changed(attack, "ours", 0, T1=(score, None, None)))).axes
+        assert axis.get_ylim() == pytest.approx((ylim, 1.05 * 0.9))
+        assert axis.get_xlabel() == told
+
+
+def test_a_method_holds_always_where_no_run_is_undecided(attack: Record) -> None:
+    records = [changed(attack, "ours", seed, T0=(0.5, 90, held)) for seed, held in enumerate((True, None, None))]
+    assert "T0" in group_of(*records).broken
+    assert "T0" not in group_of(records[0]).broken
+
+
+def test_a_score_that_is_not_there_is_no_infinite_one_and_is_counted(attack: Record) -> None:
+    records = [changed(attack, "ours", seed, T1=(score, None, None)) for seed, score in enumerate((0.9, None, 0.7))]
+    for record, score in zip(records, (0.9, None, 0.7), strict=True):
+        record["attacks"]["harmful"]["immunized"]["sgd"]["score"] = {"mean": score, "std": None, "values": [score]}
+    text = attack_tables(attacks_of(*records))
+    assert cells(text, "synthetic: best score on the harmful")["ours"][1] == "0.8 ± 0.141 (none in 1 of 3)"
+    (alone,) = [rows for of, rows in tables_of(text).items() if "every attack by itself" in of]
+    assert "0.8 (2/3)" in next(row for row in alone if "`sgd`" in row.values()).values()
+
+
+@pytest.mark.parametrize("change", ["tasks", "seeds"])
+def test_runs_of_a_pair_are_attacked_alike(change: str, attack: Record) -> None:
+    one, other = changed(attack, "ours", 0), changed(attack, "none", 0)
+    if change == "seeds":
+        other["config"]["seeds"] = [0, 1]
+    else:
+        for part in ("tasks", "results", "attacks", "best_so_far", "verdicts"):
+            other[part] = {"harmful": other[part]["harmful"]}
+    with pytest.raises(ValueError, match="runs of one pair differ in tasks, benign or the number of seeds"):
+        attacks_of(one, other)
+
+
 def test_harmful_tasks_alone_have_no_plane(attack: Record) -> None:
     record = changed(attack, "ours", 0)
     for part in ("tasks", "results", "attacks", "best_so_far", "verdicts"):

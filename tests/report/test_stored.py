@@ -89,6 +89,7 @@ def test_frame_has_every_number_of_the_records(base: Record, tmp_path: Path) -> 
 
 def test_frame_of_attacks_has_a_row_an_attackers_seed() -> None:
     found = immunize.report.frame(EXPERIMENTS / "demo")
+    assert len(immunize.report.frame([EXPERIMENTS / "demo", EXPERIMENTS / "demo" / RESULTS])) == len(found)
     scores = found[(found["quantity"] == "immunized/score/values") & (found["part"] == "harmful")]
     assert set(scores["method"]) == {"ours", "erase"}
     assert scores["value"].between(0, 1).all()

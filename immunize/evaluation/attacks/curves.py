@@ -221,12 +221,13 @@ def horizon_of(curve: Curve, theta_0: Curve, constant: float, last: int) -> dict
     Returns:
         "last", T; "area" under the retention curve; "end", r(T); "deviation" of fine-tuning; "steps" to each of
         `SHARES`, None for never; "curve", (step, score) wherever the best score so far changed. None where θ_0 learns
-        nothing, or the curve has no point.
+        nothing, or the curve has no point up to T; later ones are left out.
     """
-    if curve.best is None or theta_0.best is None or not theta_0.best.test > constant or last < 2:
+    kept = [point for point in curve.points if point.cost.steps <= last]
+    if not kept or theta_0.best is None or not theta_0.best.test > constant or last < 2:
         return None
     learned = theta_0.best.test - constant
-    points = [(max(1, point.cost.steps), (point.test - constant) / learned) for point in curve.points]
+    points = [(max(1, point.cost.steps), (point.test - constant) / learned) for point in kept]
     ends = [*(steps for steps, _ in points[1:]), last]
     area = sum(r * math.log(end / start) for (start, r), end in zip(points, ends, strict=True)) / math.log(last)
     steps = [curve.cost_of(constant + share * learned) for share in SHARES]
@@ -234,7 +235,7 @@ def horizon_of(curve: Curve, theta_0: Curve, constant: float, last: int) -> dict
         "last": last,
         "area": area,
         "end": points[-1][1],
-        "deviation": 1 - curve.points[-1].test / theta_0.best.test,
-        "steps": tuple(None if of is None else int(of) for of in steps),
-        "curve": tuple((int(point.cost.steps), point.test) for point in curve.points),
+        "deviation": 1 - kept[-1].test / theta_0.best.test,
+        "steps": tuple(None if of is None or of > last else int(of) for of in steps),
+        "curve": tuple((int(point.cost.steps), point.test) for point in kept),
     }

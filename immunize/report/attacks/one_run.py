@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, mean, median, variance
+from statistics import fmean, mean, median, mode, variance
 from typing import Any
 
 from rich.console import Console
@@ -91,7 +91,7 @@ def attack_rows(record: dict[str, Any]) -> list[list[str]]:
             scores = [score_text(found["score_reference"]), score_text(found["score"])]
             sides = (("to_target_reference", "steps"), ("to_target", "steps"), ("to_target", "flops"))
             paid = [paid_text(resource, where_known(found, found[side][resource])) for side, resource in sides]
-            best = next((label for label in found["best"] if label), NOTHING)
+            best = mode([label for label in found["best"] if label] or [NOTHING])
             rows.append([task, tier, *scores, interval_text(found.get("retention")), *paid, best, held_text(found)])
     return rows
 

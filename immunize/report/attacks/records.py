@@ -153,12 +153,6 @@ class Tried:
         text = share(self.held.count(True), len(self.held) - left)
         return f"{text} ({left} undecided)" if left else text
 
-    @property
-    def share_held(self) -> float:
-        """The same as a number; NaN where no case is decided."""
-        decided = [held for held in self.held if held is not None]
-        return sum(decided) / len(decided) if decided else math.nan
-
 
 def extractor_of(method: str) -> str:
     """Where a record has the numbers of a method or of `CONTROL`; those of `THETA_0` stand beside the first ones."""
@@ -222,12 +216,12 @@ class Group(Collection):
     @property
     def broken(self) -> list[str]:
         """Tiers in which no method held in every run."""
-        always = {t for t in self.tiers for m in self.methods if self.tried(m, "harmful", t).share_held == 1}
-        return [tier for tier in self.tiers if tier not in always]
+        return [t for t in self.tiers if not any({*self.tried(m, "harmful", t).held} == {True} for m in self.methods)]
 
     def harming(self, kind: str) -> list[str]:
         """Methods that made the tasks of a kind as hard, in most runs and the lowest tier."""
-        return [method for method in self.methods if self.tried(method, kind, self.tiers[0]).share_held > 0.5]
+        held = ((method, self.tried(method, kind, self.tiers[0]).held) for method in self.methods)
+        return [method for method, of in held if of.count(True) > of.count(False)]
 
     @property
     def undecided(self) -> list[str]:
@@ -237,7 +231,7 @@ class Group(Collection):
 
     def scores(self, method: str, kind: str) -> list[str]:
         """The best score of every tier on the tasks of a kind."""
-        return [summary_text(list(self.tried(method, kind, tier).score.values())) for tier in self.tiers]
+        return [summary_text([*self.tried(method, kind, tier).score.values()], "none") for tier in self.tiers]
 
     def unbroken(self, method: str) -> str:
         """Up to which tier the harmful tasks of a run were unbroken, in how many runs: "T1", or "T1 in 16, none in 2".
@@ -330,8 +324,8 @@ class Group(Collection):
             method: a method, `THETA_0` or `CONTROL`.
 
         Returns:
-            `score`, and `horizon` of attacks that move weights, the numbers of its curves
-            (`evaluation/attacks/curves.py`).
+            `score`, None without a finite output, and `horizon` of attacks that move weights, the numbers of its
+            curves (`evaluation/attacks/curves.py`).
         """
         extractor = "theta_0" if method == THETA_0 else extractor_of(method)
         found: Alone = {}
@@ -339,8 +333,8 @@ class Group(Collection):
             for task, of in record.get("by_attack", {}).items():
                 for attack, alone in of.get(extractor, {}).items():
                     place = found.setdefault((task, alone["tier"], attack), {"score": [], "horizon": []})
-                    for name, values in place.items():
-                        values += [one for one in alone.get(name, []) if one is not None]
+                    place["score"] += alone["score"]
+                    place["horizon"] += [one for one in alone.get("horizon", []) if one is not None]
         return found
 
 
@@ -381,7 +375,8 @@ class Attacks(Collection):
             records: as :func:`collected` lays them out.
 
         Raises:
-            ValueError: different grids, budgets or shares of rows, a run twice, or a pair with different data.
+            ValueError: different grids, budgets or shares of rows, a run twice, or a pair with different data, tasks or
+                numbers of attacker's seeds.
         """
         rules = set(map(_rules_of, records))
         if len(rules) > 1:
@@ -390,6 +385,9 @@ class Attacks(Collection):
                 "benign digits, selection, validation_fraction, own_rows or test_fraction differ): attack all runs "
                 "with the same settings, or report them apart"
             )
+        alike = {(*run_of(one)[:2], len(one["config"]["seeds"]), *sorted(one["tasks"])) for one in records}
+        if len(alike) > len({of[:2] for of in alike}):
+            raise ValueError("runs of one pair differ in tasks, benign or the number of seeds: attack them alike")
         check_once(records, lambda record: " ".join(run_of(record)[:2]))
         by_name: dict[str, list[Record]] = defaultdict(list)
         for record in records:

@@ -341,6 +341,14 @@ def test_area_is_the_mean_of_retention_over_the_logarithm_of_steps() -> None:
     assert found["curve"] == ((10, 0.3), (100, 0.5))
 
 
+def test_what_comes_after_the_last_step_does_not_count() -> None:
+    """The attacker was given 1,000 steps, θ_0's longest candidate took 100."""
+    found = horizon_of(attacked((10, 0.3), (1000, 0.9)).curve, TO_MEASURE_BY, 0.1, 100)
+    assert [found[name] for name in ("area", "end", "deviation")] == pytest.approx([0.4 / 2, 0.4, 0.5])
+    assert (found["steps"], found["curve"]) == ((None, None), ((10, 0.3),))
+    assert horizon_of(attacked((1000, 0.9)).curve, TO_MEASURE_BY, 0.1, 100) is None
+
+
 def test_where_theta_0_learns_nothing_there_is_no_number() -> None:
     assert horizon_of(TO_MEASURE_BY, attacked((1, 0.1)).curve, 0.1, 1000) is None
     assert horizon_of(attacked().curve, TO_MEASURE_BY, 0.1, 1000) is None
