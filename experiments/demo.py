@@ -62,8 +62,8 @@ def run(arguments: Sequence[str], *, shorter: Sequence[str] = ()) -> Path:
     screen, shown = to_read(), rows_of(attacks)
     screen.print(to_print(shown, shown.columns))
     for method, (trained, attacked) in made.items():
-        rir = short(trained["metrics"]["held_out"]["spectrum"]["rir"])
-        told = f"{method}: RIR {rir} on held-out rows; harmful task {verdict_sentence(attacked, 'harmful')}"
+        rir = f"RIR {short(trained['metrics']['held_out']['spectrum']['rir'])} on held-out rows; "
+        told = f"{method}: {rir * trained['aims_at_kappa']}harmful task {verdict_sentence(attacked, 'harmful')}"
         screen.print(told, markup=False)
     print(out / "best.png")
     return out / "best.png"

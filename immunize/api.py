@@ -114,9 +114,9 @@ class Immunized:
         v, failed = self.verdicts, []
         more, fewer = ("take more steps", "take fewer steps") if self.steps else ("give other options",) * 2
         if self.aims_at_kappa and not v.a:
-            failed.append(f"(a): D_H is not harder, (i) = {v.ratio_harmful:.3g}; {more}, or another method")
+            failed.append(f"(a): D_H is not harder, (i) = {v.ratio_harmful:.5g}; {more}, or another method")
         if self.aims_at_kappa and not v.b:
-            failed.append(f"(b): D_P is {v.ratio_pretrain:.3g} times as hard; {fewer}, or another method")
+            failed.append(f"(b): D_P is {v.ratio_pretrain:.5g} times as hard; {fewer}, or another method")
         if not v.c:
             less = "a smaller multiplier" if self.aims_at_kappa else "(erase) a smaller rank"
             failed.append(f"(c): D_P's accuracy fell to {v.accuracy_after:.2f} %; take fewer steps or {less}")

@@ -131,27 +131,26 @@ def settings_of(record: dict[str, Any], data_root: str | None) -> dict[str, Any]
 
     Args:
         record: of a run.
-        data_root: where data sets lie now; None where the run had them. A `root` of a data set's own that is not there
-            any more is looked for here by its name.
+        data_root: where data sets lie now; None where the run had them. A `root` or `file` of a data set's own that is
+            not there any more is looked for here by its name.
     """
     config = whole_config(record)
     if data_root is None:
         return config
     elsewhere = _moved(config, config["data_root"], data_root)
-    for node in _with_root(elsewhere):
-        if not Path(node["root"]).exists() and (here := Path(data_root) / Path(node["root"]).name).is_dir():
-            node["root"] = str(here)
+    for node, key in _of_its_own(elsewhere):
+        if not Path(node[key]).exists() and (here := Path(data_root) / Path(node[key]).name).exists():
+            node[key] = str(here)
     assert isinstance(elsewhere, dict)
     return elsewhere
 
 
-def _with_root(value: Any) -> Iterator[dict[str, Any]]:
-    """The nodes of a configuration, at any depth, that name a folder of their own."""
+def _of_its_own(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """The nodes of a configuration, at any depth, that name a folder or file of their own, and by which key."""
     if isinstance(value, dict):
-        if isinstance(value.get("root"), str):
-            yield value
+        yield from ((value, key) for key in ("root", "file") if isinstance(value.get(key), str))
         for item in value.values():
-            yield from _with_root(item)
+            yield from _of_its_own(item)
 
 
 def resolved(cfg: DictConfig, threads: int | None = None) -> dict[str, Any]:

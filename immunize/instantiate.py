@@ -83,7 +83,11 @@ def sources_of(cfg: DictConfig) -> tuple[SourceBase, SourceBase]:
     sources = build_source(cfg.pretrain, "pretrain"), build_source(cfg.harmful, "harmful")
     for source in sources:
         if not is_deep(cfg) and source.role == "pretrain":  # a network has one loss for all tasks
-            check_loss(cfg.objective.loss, source)
+            try:
+                check_loss(cfg.objective.loss, source)
+            except UserError:  # a method that computes θ has none
+                if build(cfg.method, leave_out=NOT_ARGUMENTS).trains:
+                    raise
         source.require()
     return sources
 

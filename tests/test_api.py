@@ -161,7 +161,7 @@ def test_lists_of_batches_with_labels_of_any_integer_type_are_loaders(method: st
 def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(network: Network, caplog: pytest.LogCaptureFixture) -> None:
     ratio = (bad := immunized(network, method="ill_only", steps=60)).ratios["spectrum"].ratio
     assert (bad.verdicts.a, bad.verdicts.b) == (ratio.ratio_harmful >= 2, ratio.ratio_pretrain <= 1) == (True, False)
-    assert f"(b): D_P is {ratio.ratio_pretrain:.3g} times as hard" in caplog.text
+    assert f"(b): D_P is {ratio.ratio_pretrain:.5g} times as hard" in caplog.text
     assert str(bad).endswith(bad.what_failed)
     caplog.clear()
     good = immunized(network, method="closed_form", options={"budget": 100.0})

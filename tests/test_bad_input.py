@@ -34,6 +34,7 @@ Refused = Callable[..., str]
     ("override", "words"),
     [
         ("method=our", ["method/our", "opt_kappa", "ours"]),
+        ("harmful=cifar10", ["no row of hyper-parameters for these data", "linear_mnist", "objective=<row>"]),
         ("sede=1", ["sede", "Could not override"]),
         ("+sede=1", ["no setting sede"]),
         ("seed=abc", ["seed", "abc"]),

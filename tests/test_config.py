@@ -324,6 +324,13 @@ def test_a_folder_of_images_that_moved_is_found_by_its_name(tmp_path: Path) -> N
     assert settings_of({"config": config}, str(tmp_path))["harmful"] == config["harmful"]
 
 
+def test_so_is_a_file_of_arrays(tmp_path: Path) -> None:
+    (tmp_path / "mine.npz").touch()
+    config = {"data_root": "data", "harmful": {"file": "mine.npz"}, "pretrain": {"file": "gone.npz"}}
+    found = settings_of({"config": config}, str(tmp_path))
+    assert (found["harmful"]["file"], found["pretrain"]["file"]) == (str(tmp_path / "mine.npz"), "gone.npz")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import process_time as seconds
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig
@@ -122,6 +123,14 @@ def test_identical_data_get_a_verdict_and_no_crash(tmp_path: Path) -> None:
     assert record["bound"]["kappa_gen"] == pytest.approx(1, abs=1e-6)
     assert record["alignment"]["normalized"] == pytest.approx(1)
     assert (tmp_path / "forecast.png").is_file()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_rows_of_one_file_are_identical_whichever_of_them_each_role_holds_out(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((90, 6))
+    np.savez(tmp_path / "both.npz", x=x, y=x[:, 0])
+    cfg = composed("harmful=arrays", *(f"{role}.file={tmp_path / 'both.npz'}" for role in ("pretrain", "harmful")))
+    assert forecast.run(cfg, tmp_path)["verdict"]["code"] == "identical"
 
 
 # What is refused.

@@ -275,6 +275,13 @@ def test_misspelt_sweep_ends_before_it_begins(sweep: Sweep, wrong: str, launcher
     assert not Path("sweep").exists()
 
 
+def test_presets_are_swept_over_one_at_a_time(sweep: Sweep) -> None:
+    """Of each the runs and the folder are its own."""
+    _, out, err = sweep.failed("experiment=table1,table2")
+    assert "experiment=table1,table2: a preset is a sweep of its own" in err
+    assert out == ""
+
+
 def test_a_plan_composes_one_run_of_each_kind(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     composed, compose = list[list[str]](), Plan.compose
     monkeypatch.setattr(Plan, "compose", lambda self, lines: (composed.append(lines), compose(self, lines))[1])

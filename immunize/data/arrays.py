@@ -83,7 +83,7 @@ class Arrays(SourceBase):
             MissingDataError: it is not there.
         """
         if not self.file.is_file():
-            raise MissingDataError(f"arrays ({self.role}): there is no file {self.file}; {RECIPE}")
+            raise MissingDataError(f"arrays ({self.role}): there is no file {self.file.absolute()}; {RECIPE}")
 
     def load(self) -> Splits:
         """Read and split.

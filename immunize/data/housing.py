@@ -44,6 +44,9 @@ TARGETS = {"pretrain": "LotArea", "harmful": "SalePrice"}
 """The two regression targets (§5.1); neither is a feature of either data set."""
 
 # fmt: off
+ROWS = 1460
+"""Of train.csv."""
+
 COLUMNS = (
     "Id", "MSSubClass", "MSZoning", "LotFrontage", "LotArea", "Street", "Alley", "LotShape", "LandContour",
     "Utilities", "LotConfig", "LandSlope", "Neighborhood", "Condition1", "Condition2", "BldgType", "HouseStyle",
@@ -99,6 +102,8 @@ def read_local(root: str | Path) -> pd.DataFrame:
         raise DataError(f"{path} is not a readable CSV file ({error}); get train.csv from {KAGGLE_URL}") from error
     if not isinstance(table.index, pd.RangeIndex):  # pandas takes the surplus for the names of rows
         raise DataError(f"{path} has rows with more fields than the header names; get train.csv from {KAGGLE_URL}")
+    if len(table) < ROWS and not path.read_bytes().endswith(b"\n"):
+        raise DataError(f"{path} is cut off after {len(table)} of {ROWS:,} rows; get train.csv from {KAGGLE_URL}")
     return check_table(table, str(path))
 
 
@@ -155,6 +160,8 @@ def check_table(table: pd.DataFrame, where: str) -> pd.DataFrame:
         raise DataError(f"{where} has {len(unknown)} columns too many ({some(unknown, 5)}); {advice}")
     if table.empty:
         raise DataError(f"{where} has a header but no rows; {advice}")
+    if table["Id"].duplicated().any():
+        raise DataError(f"{where} has rows twice, by their Id; {advice}")
     for target in TARGETS.values():
         if not pd.api.types.is_numeric_dtype(table[target]) or table[target].isna().any():
             raise DataError(f"{where}: the target {target} has entries that are missing or not numbers; {advice}")

@@ -37,6 +37,7 @@ from immunize.spectrum import (
     spectrum_of_map,
 )
 from immunize.spectrum.decompositions import eigh
+from immunize.spectrum.erasing import same_data
 
 MEASURED_BY: tuple[Estimator, ...] = ("ridge", "spectrum")
 """The estimators behind RIR; `released` hangs on the units of the features."""
@@ -125,7 +126,7 @@ class Forecast:
         budget: B of the maps behind the next two.
         fit: the closed form on the rows it was computed from.
         held_out: the closed form on rows it never saw.
-        identical: D_P and D_H are the same rows.
+        identical: D_P and D_H are the same rows, those that are held out among them.
     """
 
     pretrain: DataSetFacts
@@ -252,7 +253,7 @@ def forecast(
         fit: rows of D_P and D_H, (N_P, D) and (N_H, D) float64.
         held_out: the rows to compute the second map from (`fit` itself where there are held-out rows, a half where
             there are none), and the rows to measure it on; a pair each.
-        top_k: k of :func:`align`; None is `TOP_K`, or D where that is smaller.
+        top_k: k of :func:`align`; None is `TOP_K`, or a rank that is smaller: in null spaces no direction is meant.
         shrinkage: ρ of the closed form, or "auto" or "ledoit_wolf", chosen on the rows a map is computed from.
         budget: B of the maps; 1 is the one that attains RIR* by whitening D_P, a larger one buys (i) with (ii).
         rho: ρ of the `ridge` estimator.
@@ -261,12 +262,11 @@ def forecast(
     Raises:
         ValueError: rows without a covariance, k or a setting outside its range, or ρ = 0 where RIR has no maximum.
     """
-    grams = [x.T @ x for x in fit]
-    aligned = align(grams[0], grams[1], min(TOP_K, len(grams[0])) if top_k is None else top_k)
+    grams, facts = [x.T @ x for x in fit], [describe_rows(x, rho=rho) for x in fit]
+    aligned = align(grams[0], grams[1], min(TOP_K, *(of.rank for of in facts)) if top_k is None else top_k)
     in_sample = closed_form(*fit, budget=budget, shrinkage=shrinkage, seed=seed, rho=rho)
     fitted, unseen = held_out
     again = in_sample if fitted is fit else closed_form(*fitted, budget=budget, shrinkage=shrinkage, seed=seed, rho=rho)
-    facts = [describe_rows(x, rho=rho) for x in fit]
     maps = [
         MeasuredMap(
             ratios=measure(one.theta, rows, rho=rho),
@@ -276,7 +276,8 @@ def forecast(
         )
         for one, source, rows in ((in_sample, fit, fit), (again, fitted, unseen))
     ]
-    identical = fit[0].shape == fit[1].shape and torch.equal(*fit)
+    parts = [fit, unseen] if fitted is fit else [fit]
+    identical = same_data(*([(part[at], torch.zeros(len(part[at]))) for part in parts] for at in (0, 1)))
     return Forecast(facts[0], facts[1], aligned, in_sample.spectrum, budget, maps[0], maps[1], identical)
 
 

@@ -113,7 +113,8 @@ def compress(x: Tensor, y: Tensor) -> Rows:
         x, y = _triangle(x, y)
     u, sigma, vh = svd(x, full_matrices=False)
     spectrum = Spectrum(sigma.square(), n, d, default_tolerance(n, d))
-    k = spectrum.rank
+    if not (k := spectrum.rank):
+        raise ValueError("the rows of a data set are all zero, which has no spectrum")
     return Rows(sigma[:k, None] * vh[:k], u[:, :k].T @ y, spectrum, energy)
 
 

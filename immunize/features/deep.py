@@ -85,7 +85,8 @@ class DeepExtractor(nn.Module):
     Attributes:
         network: the only registered child, so that `state_dict`, `to` and DDP see each parameter once.
         no_split_reason: why the network is in one piece; empty if it is not.
-        made_with: arguments of the architecture, of which not all show in its modules (heads of attention).
+        made_with: arguments of the architecture, of which not all show in its modules (heads of attention); of any
+            other module what it makes of the example.
 
     Raises:
         UserError: `trainable` matches nothing, or everything without saying so.
@@ -209,12 +210,15 @@ class DeepExtractor(nn.Module):
         if example is not None:
             with torch.no_grad():
                 example = example.to(device_of(backbone))
-                shape = tuple(backbone.eval()(example).shape)
-            if len(shape) != 2 or shape[1] != head.in_features:
-                raise UserError(f"the backbone gives {shape}, the head needs (N, {head.in_features})")
+                given = backbone.eval()(example)
+            if given.ndim != 2 or given.shape[1] != head.in_features:
+                raise UserError(f"the backbone gives {tuple(given.shape)}, the head needs (N, {head.in_features})")
         network = _Classifier({"backbone": backbone, "head": head})
         name = name or type(backbone).__name__
-        return cls(network, backbone, head, trainable, name=name, example=example, data_config=data_config)
+        found = cls(network, backbone, head, trainable, name=name, example=example, data_config=data_config)
+        if example is not None:  # what a module computes with may be in no weight, and in no module's name
+            found.made_with = {"output": state_digest({"": given})}
+        return found
 
     @property
     def trunk(self) -> nn.Module:

@@ -6,6 +6,8 @@ Shapes: N rows of a batch or of all batches, D features.
 from __future__ import annotations
 
 import logging
+import math
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +28,9 @@ ONE_IN = 5
 MOST_FRESH = 0.1
 """Share of D_P's images that two passes may differ in without a word: a shuffling loader may drop its last batch."""
 
+
+SLOW = 60.0
+"""Seconds after which a loader that has not ended is told of, once a pass."""
 
 NO_BATCH = "{}_loader gave no batch; it has to start again each time it is iterated over"
 
@@ -163,7 +168,7 @@ def batches(loader: Loader, role: str) -> Iterator[tuple[Tensor, Tensor]]:
     Raises:
         UserError: nothing, or something other than (inputs, labels) of as many rows.
     """
-    batch = None
+    batch, known, since = None, 0, time.monotonic()
     for batch in loader:
         if not isinstance(batch, Sequence) or len(batch) != 2:
             unlabelled = "; for a D_H without labels give zeros: method=ours and method=closed_form do not look at them"
@@ -181,6 +186,10 @@ def batches(loader: Loader, role: str) -> Iterator[tuple[Tensor, Tensor]]:
             )
         if len(x) != len(y):
             raise UserError(f"{role}_loader: a batch has {len(x)} inputs and {len(y)} labels")
+        known += len(y)
+        if time.monotonic() - since > SLOW:
+            since = math.inf
+            log.warning("%s_loader has given %d rows and goes on; it has to end, as a pass does", role, known)
         yield x, y
     if batch is None:
         raise UserError(NO_BATCH.format(role))

@@ -98,7 +98,7 @@ def same_data(pretrain: Sequence[tuple[Tensor, Tensor]], harmful: Sequence[tuple
         return found
 
     one, other = in_order(pretrain), in_order(harmful)
-    return torch.allclose(one, other, rtol=ROUNDING, atol=ROUNDING * float(one.abs().mean()))
+    return torch.allclose(one, other, rtol=0, atol=ROUNDING * float(one.std(correction=0)))
 
 
 def leading(each: Sequence[Tensor], rank: int | None) -> Tensor:

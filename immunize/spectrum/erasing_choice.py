@@ -253,14 +253,14 @@ class _Judge:
         self.moments = [_Moments(self.x, self.y, rows, k) for rows, k in zip(fitted, self.grams, strict=True)]
         self.weights = [ridge_weights(self.x[rows], self.y[rows], "D_P") if protect else None for rows in fitted]
         self.seed = seed
-        self.sets = [(x, y, folds_of(y, FOLDS, seed) == 0) for x, y in (_fewer(one, seed) for one in sets)]
+        self.sets = [(x, y, _held(y, seed)) for x, y in (_fewer(one, seed) for one in sets)]
         self.directions = [directions_of(x[~held], y[~held]) for x, y, held in self.sets]
         self.full = max(of.shape[1] for of in self.directions)
 
     def choose(self, rank: int | None, shrinkages: Sequence[float], slack: float) -> tuple[list[EraseTrial], bool]:
         """The trials and whether D_P lost no more than `slack`."""
         raw = EraseTrial(0, 0.0, self.pretrain(None), self.harmful(None))
-        trials = [self.trial(rank or self.full, rho) for rho in shrinkages]
+        trials = [self.trial(min(rank or self.full, self.full), rho) for rho in shrinkages]
         best = max(trials, key=lambda trial: trial.pretrain)
         while rank is None and raw.pretrain - best.pretrain > slack and best.rank > 1:
             trials.append(best := self.trial(best.rank // 2, best.shrinkage))
@@ -353,6 +353,13 @@ def _within_range(x: Tensor, fitted: Tensor, gram: Tensor) -> Tensor:
     if not int(failed) and float(root.diagonal().min()) ** 2 > SPANNING * float(gram.diagonal().mean()):
         return torch.ones(len(x), dtype=torch.bool)
     return within_span(x, fitted)
+
+
+def _held(y: Tensor, seed: int) -> Tensor:
+    """A third of the rows, (N,) bool; of a label that the others would be without none."""
+    held = folds_of(y, FOLDS, seed) == 0
+    same = y == y[~held][0]
+    return held & same if bool(same[~held].all()) else held
 
 
 def _fewer(of: Labelled, seed: int) -> Labelled:

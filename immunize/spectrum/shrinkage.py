@@ -67,7 +67,8 @@ class BudgetChoice:
 
     Attributes:
         budget: B.
-        feasible: (a) and (b) hold at B on the validation rows. Otherwise B is the largest at which (b) does, or 1.
+        feasible: (a) and (b) hold at B on the validation rows. Otherwise B has the largest (i) of those at which (b)
+            does, or is 1.
         estimator: the estimator behind (i) and (ii).
         trials: everything that was measured, in ascending order of B.
         reason: in plain words.
@@ -420,6 +421,8 @@ def _part(x: Tensor, fraction: float, seed: int) -> Tensor:
 
 
 def _rows(x: Array, name: str, width: int | None = None) -> Tensor:
+    if x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x):
+        raise ValueError(f"{name} holds complex numbers")
     rows = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x, dtype=np.float64))
     rows = rows.to(device="cpu", dtype=torch.float64)
     check_matrix(rows, name)

@@ -167,6 +167,8 @@ class GridSweeper(Sweeper):
         assert self.hydra_context is not None
         assert self.config is not None
         assert self.launcher is not None
+        if several := next((one for one in arguments if one.startswith("experiment=") and "," in one), None):
+            raise CompactHydraException(f"error: {several}: a preset is a sweep of its own; start one at a time")
         jobs = jobs_of(self.params, self.grids, arguments)
         if not jobs:
             raise CompactHydraException("error: no grid of this sweep has such runs; see hydra.sweeper.grids")

@@ -25,7 +25,17 @@ from immunize.data import ROLES, Role
 from immunize.errors import DivergedError, UserError
 from immunize.features import LinearExtractor
 from immunize.features.deep import DeepExtractor
-from immunize.objective import DeepSide, DeepStep, LinearStep, Objective, Side, Step, TaskLoss, all_finite
+from immunize.objective import (
+    DeepSide,
+    DeepStep,
+    LinearStep,
+    Objective,
+    Side,
+    Step,
+    TaskLoss,
+    all_finite,
+    mean_over_ranks,
+)
 from immunize.spectrum import compress_rows
 
 if TYPE_CHECKING:
@@ -137,15 +147,18 @@ class ImmunizationModule(LightningModule):
         weights = self.objective.weights
         if not terms or not terms.keys() <= weights.keys():
             raise UserError(f"the method has the weights {sorted(weights)}, and its terms are {sorted(terms)}")
-        loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+        # without weight a term may be infinite, as R_ill of one direction is
+        counted = [weights[name] * term for name, term in terms.items() if weights[name]]
+        loss = torch.stack(counted or [0 * term for term in terms.values()]).sum()
         if not all_finite(loss):
             broken = [(name, term.item()) for name, term in terms.items() if not bool(torch.isfinite(term))]
             raise DivergedError(self.global_step, *(broken or [("loss", loss.item())])[0])
         self.keep(self.last_finite)
         if self.global_step % self.log_every == 0 and self.global_step != self._logged_at:
             self._logged_at = self.global_step  # by the first batch, where a step has several
-            named = {f"term/{name}": term for name, term in terms.items()} | self.objective.watched
-            self.log_now({"loss": loss.item(), **{name: value.item() for name, value in named.items()}})
+            means = mean_over_ranks([of.detach() for of in (loss, *terms.values())])
+            named = dict(zip(("loss", *(f"term/{name}" for name in terms)), means, strict=True))
+            self.log_now({name: value.item() for name, value in (named | self.objective.watched).items()})
         return loss
 
     def configure_gradient_clipping(

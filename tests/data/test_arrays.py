@@ -155,6 +155,19 @@ def test_d_h_may_have_classes_where_d_p_has_numbers_but_for_methods_that_take_it
         assert (record["status"], record["data"]["harmful"]["task"]) == ("finished", "classification")
 
 
+@pytest.mark.parametrize("method", ["erase", "closed_form", "ours"])
+def test_classes_of_both_need_a_loss_only_where_steps_are_taken(method: str, tmp_path: Path) -> None:
+    x_p, _, x_h, _ = low_rank()
+    given = files(tmp_path, x_p, np.arange(len(x_p)) % 3, x_h, np.arange(len(x_h)) % 3)
+    classes = (f"{role}.classes=true" for role in ("pretrain", "harmful"))
+    cfg = compose_config(*given, *classes, f"method={method}", *SHORT)
+    if method == "ours":
+        with pytest.raises(UserError, match=r"objective\.loss=mse knows no classes, .*choose objective\.loss=ce"):
+            train.run(cfg, tmp_path / "run", quiet=True)
+    else:
+        assert train.run(cfg, tmp_path / "run", quiet=True)["status"] == "finished"
+
+
 @pytest.mark.parametrize("name", MADE)
 def test_half_of_the_bound_is_reached_with_b_true_whatever_the_units(name: str, tmp_path: Path) -> None:
     cfg = compose_config(*files(tmp_path, *MADE[name]()), "logger=none")

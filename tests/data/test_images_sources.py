@@ -169,13 +169,23 @@ def test_image_folder_without_a_second_split_holds_a_share_of_each_class_out(tmp
     assert source.describe()["folder"] == tmp_path.name
 
 
-def test_other_folders_are_left_alone_unless_named_and_classes_may_be_without_held_out_images(tmp_path: Path) -> None:
+def test_other_folders_are_left_alone_unless_named_and_classes_may_be_without_held_out_images(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_classes(tmp_path / "train", {"a": 3, "b": 3, "c": 3})
     write_classes(tmp_path / "notes", {"drafts": 1})
     assert len(labels_of(sets.ImageFolder("harmful", tmp_path), "fit")) == 6
     write_classes(tmp_path / "dev", {"a": 1})
     (tmp_path / "dev" / "b").mkdir()
     assert labels_of(sets.ImageFolder("harmful", tmp_path, test="dev"), "held_out") == [0]
+    assert caplog.messages == [f"{tmp_path / 'dev'} has no folder of 1 of 3 classes, such as c"]
+
+
+def test_no_folder_is_both_parts(tmp_path: Path) -> None:
+    write_classes(tmp_path / "val", {"a": 3, "b": 3})
+    assert len(labels_of(sets.ImageFolder("harmful", tmp_path, train="val"), "fit")) == 4  # a share is held out
+    (tmp_path / "test").symlink_to(tmp_path / "val")
+    refused("test has the training images", sets.ImageFolder("harmful", tmp_path, train="val"))
 
 
 LOOKING = """

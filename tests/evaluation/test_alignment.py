@@ -186,7 +186,7 @@ WEAK = torch.cat([torch.tensor([1.4]), torch.ones(D - 1)])
             "few_rows",
             r"^not enough samples to know K_P: held-out RIR\* is .*80 rows for 60 columns.*shrinkage=auto",
         ),
-        (EASY, (EASY[1], EASY[0]), 1e-3, "not_carried_over", "another distribution"),
+        (EASY, (rows(2000, FALLING, 4), rows(2000, RISING, 5)), 1e-3, "not_carried_over", "another distribution"),
         (EASY, (rows(1000, RISING, 2), rows(1000, FALLING, 3)), 1e-3, "possible", r"^can be immunized: held-out RIR\*"),
         ((rows(4000, WEAK, 0), rows(4000, WEAK.roll(1), 1)), None, 1e-3, "weak", "can be immunized weakly"),
     ],

@@ -172,6 +172,11 @@ SHAPES = [(50, WIDTH), (50, 4), (WIDTH, WIDTH), (WIDTH + 1, WIDTH), (5, 5), (5, 
 """(N, rank): tall, rank-deficient, square, one row more, wide, wide and deficient, tiny."""
 
 
+def test_rows_that_are_all_zero_are_refused() -> None:
+    with pytest.raises(ValueError, match="are all zero"):
+        compress(torch.zeros(9, 4).double(), torch.ones(9).double())
+
+
 @pytest.mark.parametrize(("n", "rank"), SHAPES)
 @pytest.mark.parametrize("with_theta", [False, True])
 def test_spectrum_optimum_and_loss(n: int, rank: int, with_theta: bool) -> None:

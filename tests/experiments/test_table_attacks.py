@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -174,7 +175,9 @@ def test_both_methods_are_attacked_and_shown_side_by_side(
         for task in ("harmful", "pretrain"):
             tiers = record["results"][task]["immunized"]
             assert [method, *(f"{tiers[tier]['score']['mean']:.3g}" for tier in ("T0", "T2"))] in rows
-        assert any(line.startswith(f"{method}: RIR ") for line in printed)
+    told = {method: next(line for line in printed if line.startswith(f"{method}: ")) for method in demo.METHODS}
+    assert re.match(r"ours: RIR [\d.]+ on held-out rows; harmful task ", told["ours"])
+    assert told["erase"].startswith("erase: harmful task ")  # whose RIR says nothing
     harmful = records["erase"]["results"]["harmful"]["immunized"]
     for tier in harmful.values():
         assert tier["score"]["mean"] <= 0.3

@@ -266,6 +266,16 @@ def test_transform_is_that_of_the_configuration() -> None:
         build(data={"crop": 1.0})
 
 
+class Scaled(nn.Module):
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.by, self.first, self.out = by, nn.Linear(3, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.by * self.first(x)))
+
+
 def test_cache_facts_follow_what_changes_the_array() -> None:
     extractor = build()
     features, trunk = extractor.cache_facts(), extractor.cache_facts("trunk")
@@ -281,6 +291,9 @@ def test_cache_facts_follow_what_changes_the_array() -> None:
     vit = KINDS["vit_tiny_patch16_224"]["kwargs"]
     of_heads = [build("vit_tiny_patch16_224", kwargs=vit | {"num_heads": heads}).cache_facts() for heads in (2, 4)]
     assert of_heads[0] != of_heads[1]  # which no shape shows
+    example, head = torch.ones(2, 3), nn.Linear(4, 2)
+    facts = [DeepExtractor.from_module(Scaled(by), head, "out", example=example).cache_facts() for by in (1, 1, 5)]
+    assert facts[0] == facts[1] != facts[2]  # nor any weight
     assert build().cache_facts() == build().cache_facts() == features
 
 

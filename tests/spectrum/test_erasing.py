@@ -15,7 +15,7 @@ from torch import Tensor
 import immunize
 from immunize.objective.erase import Erase
 from immunize.spectrum import Erasure, cross_fitted_correlation, erase, folds_of
-from immunize.spectrum.erasing import directions_of, erasing_map
+from immunize.spectrum.erasing import directions_of, erasing_map, same_data
 from immunize.spectrum.erasing_choice import FOLDS, PROBES, SHRINKAGES, EraseTrial, _Judge, _within_range
 from immunize.spectrum.shrinkage import ledoit_wolf
 from tests import reference as ref
@@ -116,6 +116,8 @@ def test_a_smaller_rank_takes_the_strongest_directions() -> None:
     found = [strengths(erase(x_p, x_h, y, rank=k).matrix) for k in (1, 2, 3)]
     assert [int((one > 1e-9).sum()) for one in found] == [2, 1, 0]
     assert erase(x_p, x_h, y, rank=8).rank == 3  # there are no more
+    chosen = erase(x_p, x_h, y, rank=8, y_pretrain=torch.arange(len(x_p)) % 2)
+    assert {trial.rank for trial in chosen.trials} == {0, 3}
 
 
 def test_protection_keeps_a_probe_of_d_p_as_it_is() -> None:
@@ -300,6 +302,23 @@ def test_the_same_data_twice_and_a_singular_covariance_are_refused() -> None:
     with pytest.raises(ValueError, match="shrinkage above 0"):
         erase(flat, x_h, y, shrinkage=0.0)
     assert erase(flat, x_h, y).rank == 3
+
+
+def test_data_that_share_a_large_offset_are_not_the_same() -> None:
+    """Such as a column with the time of day in seconds since 1970."""
+    one, other = (1e6 * torch.ones(4).double() + ref.gaussian(50, 4, seed=seed) for seed in (0, 1))
+    y = torch.arange(50) % 2
+    assert same_data([(one, y)], [(one.flip(0), y.flip(0))])
+    assert not same_data([(one, y)], [(other, y)])
+
+
+@pytest.mark.parametrize("n", range(60, 65))
+def test_a_label_of_one_row_is_never_set_aside_alone(n: int) -> None:
+    y = torch.zeros(n, dtype=torch.int64)
+    y[n // 2] = 1
+    x_p, x_h = ref.gaussian(80, 4, seed=1), ref.gaussian(n, 4, seed=2)
+    for seed in range(4):
+        assert erase(x_p, x_h, y, y_pretrain=torch.arange(80) % 2, seed=seed).rank == 1
 
 
 def test_a_direction_that_looks_like_another_beside_a_tiny_column_is_not_left() -> None:

@@ -254,6 +254,12 @@ def test_rows_that_are_split_off_are_a_fraction_and_at_least_two() -> None:
     assert trials[0] != trials[1]
 
 
+@pytest.mark.parametrize("kind", [torch.Tensor.numpy, torch.Tensor.clone])
+def test_complex_rows_are_refused(kind: Any) -> None:
+    with pytest.raises(ValueError, match="holds complex numbers"):
+        closed_form(kind(rows(1) * 1j), rows(2), shrinkage=1e-2)
+
+
 def test_rows_keep_no_gradient_and_single_precision_is_read_exactly() -> None:
     x_p, x_h = rows(1).float().requires_grad_(), rows(2).float()
     best = closed_form(x_p, x_h.numpy(), shrinkage=1e-2)

@@ -87,6 +87,23 @@ def test_checkpoint_holds_what_is_trained_and_the_weights_in_force() -> None:
     assert other.objective.weights == module.objective.weights
 
 
+def test_a_term_without_weight_may_be_infinite() -> None:
+    """As R_ill of one direction is: 0 · ∞ is no number."""
+
+    class Pole(Ours):
+        def terms(self, step: Any) -> dict[str, Tensor]:
+            found = super().terms(step)
+            return found | {"ill": found["ill"] / self.weights["ill"]}
+
+    losses = []
+    for objective in (Pole(1e-4, 0.0, "none"), Ours(1e-4, 0.0, "none")):
+        logger = MemoryLogger()
+        fit(module_of(objective), logger=logger)
+        losses.append(logger.of("loss"))
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
+
+
 def test_a_training_that_goes_on_counts_on_what_diverged_before() -> None:
     module, other = (module_of(SimulatedFineTuning()) for _ in range(2))
     module.objective.diverged[2] = 3

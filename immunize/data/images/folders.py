@@ -9,6 +9,7 @@ Shapes: N images, C classes.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +22,8 @@ from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import FileImages
 from immunize.data.splits import HOLD_OUT_SEED, mask_of_classes, share_of
 from immunize.errors import DataError, some
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 """Torchvision's list, and gif; whatever else lies in a folder is ignored."""
@@ -65,7 +68,7 @@ class ImageFolder(ImageSource):
     def layouts(self) -> Sequence[Layout]:
         """Two split folders; one split folder; class folders alone."""
         trains = TRAIN_NAMES if self.train is None else (self.train,)
-        tests = TEST_NAMES if self.test is None else (self.test,)
+        tests = tuple(name for name in TEST_NAMES if name != self.train) if self.test is None else (self.test,)
         both = two_folders(trains, tests)
         if self.held_out_fraction != HELD_OUT:
             both = replace(both, read=self._without_draw)
@@ -140,14 +143,18 @@ def read_two_folders(train: Path, test: Path) -> StoredSplits:
         test: the same classes, or some of them.
 
     Raises:
-        DataError: no class folders, one without training images, or a class in `test` alone.
+        DataError: one folder for both, no class folders, one without training images, or a class in `test` alone.
     """
+    if train.samefile(test):
+        raise DataError(f"{test} has the training images; name another folder of held-out ones, or leave it out")
     classes = class_names(train)
     if unknown := [name for name in class_names(test) if name not in set(classes)]:
         raise DataError(
             f"{test} has {len(unknown)} class folders that {train} has not, such as {some(unknown)}; both need the "
             f"same classes"
         )
+    if absent := [name for name in classes if not (test / name).is_dir()]:
+        log.warning("%s has no folder of %d of %d classes, such as %s", test, len(absent), len(classes), some(absent))
     return StoredSplits(read_class_folders(train, classes), read_class_folders(test, classes, partial=True))
 
 

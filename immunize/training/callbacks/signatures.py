@@ -218,7 +218,7 @@ class FailureSignatures:
             look.step,
             "pretrain",
             values,
-            f"κ(H_P) = {kappa:.4g} is above its baseline {baseline:.4g}, so (ii) = {kappa / baseline:.4g} > 1 and "
+            f"κ(H_P) = {kappa:.6g} is above its baseline {baseline:.6g}, so (ii) = {kappa / baseline:.6g} > 1 and "
             f"condition (b) of Definition 3.1 does not hold{where}: {advice}",
         )
 
