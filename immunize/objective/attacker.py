@@ -172,11 +172,9 @@ def attack(
     seen = (~judged).nonzero().squeeze(1)
     size = min(attacker.batch_size, len(seen))
     parts = seen.unfold(0, size, size)
-    if (
-        step.harmful_classes
-    ):  # one data set's images come after the other's, and the last one's lose no more than others
-        given = len(seen) if len(step.harmful_classes) > 1 else parts.numel()
-        parts = seen[torch.arange(parts.numel(), device=seen.device) * given // parts.numel()].view(size, len(parts)).T
+    if step.harmful_classes:  # one data set's images come after the other's, and what is left over is no set's alone
+        among = len(seen) if len(step.harmful_classes) > 1 else parts.numel()
+        parts = seen[torch.arange(parts.numel(), device=seen.device) * among // parts.numel()].view(size, len(parts)).T
 
     most = torch.tensor(torch.inf)
 

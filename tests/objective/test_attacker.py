@@ -76,6 +76,17 @@ def test_steps_are_those_of_pytorch(optimizer: Any, step: DeepStep) -> None:
     torch.testing.assert_close(head.weight, own[0].detach())
 
 
+def test_of_one_data_set_the_last_images_are_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, learned = step_of(network(), classes=(CLASSES,), rows=32), []
+    of_harmful = DeepStep.of_harmful
+    monkeypatch.setattr(DeepStep, "of_harmful", lambda at, rows: learned.append(rows) or of_harmful(at, rows))
+    judged, path = attack(step, Attacker(K, RATE, batch_size=8), CLASSES)
+    list(path)
+    seen = (~judged).nonzero().squeeze(1)
+    assert torch.equal(torch.stack(learned[:2], 1).flatten(), seen[:16])
+    assert len(seen) == 21
+
+
 def test_of_several_data_sets_it_learns_from_all_and_from_none_of_the_rows_that_judge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
