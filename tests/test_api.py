@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from immunize.api import BALANCE_EVERY
 from immunize.errors import UserError
 from immunize.evaluation.separability import separability
 from immunize.features import DeepExtractor
+from immunize.features import loaders as loaders_module
 from immunize.features.extract import SHARE, Once
 from immunize.features.loaders import Batches, TrainedOn, features_of, set_aside
 from immunize.objective.ours import Ours
@@ -125,6 +127,21 @@ def test_a_loader_that_moves_its_images_is_noticed(network: Network, caplog: pyt
         caplog.clear()
         immunize.immunize(*network, given, loader(2), trainable=["last"], steps=2)
         assert ("were trained on in another form" in caplog.text) is noticed
+
+
+def test_a_loader_that_does_not_end_is_told_of(
+    network: Network, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            while len(caplog.messages) < 1:
+                yield X[:10], Y[:10]
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loaders_module, "SLOW", -1.0)  # as if a minute had gone by
+    with pytest.raises(KeyboardInterrupt):
+        immunize.immunize(*network, Endless(), loader(2), trainable=["last"], steps=2)
+    assert "pretrain_loader has given 10 rows and goes on" in caplog.text
 
 
 def test_too_few_images_to_set_some_aside_or_to_train_on(network: Network, caplog: pytest.LogCaptureFixture) -> None:

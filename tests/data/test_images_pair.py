@@ -274,6 +274,8 @@ def test_what_cannot_be_several_is_refused(tmp_path: Path) -> None:
     one = {"one": DigitImages("harmful")}
     with pytest.raises(DataError, match=r"harmful/sets=\[cars,caltech101\]"):
         SeveralSets(one)
+    with pytest.raises(DataError, match="there is none"):
+        SeveralSets()  # harmful/sets=[] leaves nothing
     with pytest.raises(DataError, match="D_P is one"):
         SeveralSets(one | one, role="pretrain")
     missing = SeveralSets(one | {"other": ImageFolder("harmful", root=tmp_path / "nowhere")})

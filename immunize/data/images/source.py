@@ -283,7 +283,8 @@ class SeveralSets(ImageSource):
         DataError: another role, fewer than two sets, or one that has no images.
     """
 
-    def __init__(self, sets: Mapping[str, Any], role: str = "harmful") -> None:
+    def __init__(self, sets: Mapping[str, Any] | None = None, role: str = "harmful") -> None:
+        sets = sets or {}
         if role != "harmful":
             raise DataError("several data sets at once can be harmful, but D_P is one: choose it with pretrain=<name>")
         if len(sets) < 2:
