@@ -216,6 +216,6 @@ def _of_use(told: str) -> str:
     """Hydra's message without the names of our classes, where it looked, and the advice to add a misspelt name."""
     lines = told.partition("Config search path:")[0].rstrip().splitlines()
     others = ("object_type=", "reference_type=", "To append to your config use")
-    if lines and "Could not find 'objective/" in lines[0]:
+    if lines and "Could not find 'objective/" in lines[0] and not any(of.startswith("objective=") for of in sys.argv):
         lines.append("This model has no row of hyper-parameters for these data: start from one above, objective=<row>")
     return "\n".join(line for line in lines if not line.strip().startswith(others))

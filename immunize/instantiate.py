@@ -85,8 +85,8 @@ def sources_of(cfg: DictConfig) -> tuple[SourceBase, SourceBase]:
         if not is_deep(cfg) and source.role == "pretrain":  # a network has one loss for all tasks
             try:
                 check_loss(cfg.objective.loss, source)
-            except UserError:  # a method that computes θ has none
-                if build(cfg.method, leave_out=NOT_ARGUMENTS).trains:
+            except UserError:  # a method that computes θ has none, and needs no other than is there by itself
+                if cfg.objective.loss in LABELS or build(cfg.method, leave_out=NOT_ARGUMENTS).trains:
                     raise
         source.require()
     return sources

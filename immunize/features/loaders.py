@@ -6,10 +6,10 @@ Shapes: N rows of a batch or of all batches, D features.
 from __future__ import annotations
 
 import logging
-import math
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -169,6 +169,7 @@ def batches(loader: Loader, role: str) -> Iterator[tuple[Tensor, Tensor]]:
         UserError: nothing, or something other than (inputs, labels) of as many rows.
     """
     batch, known, since = None, 0, time.monotonic()
+    endless = not length_hint(loader)  # as far as it says
     for batch in loader:
         if not isinstance(batch, Sequence) or len(batch) != 2:
             unlabelled = "; for a D_H without labels give zeros: method=ours and method=closed_form do not look at them"
@@ -187,8 +188,8 @@ def batches(loader: Loader, role: str) -> Iterator[tuple[Tensor, Tensor]]:
         if len(x) != len(y):
             raise UserError(f"{role}_loader: a batch has {len(x)} inputs and {len(y)} labels")
         known += len(y)
-        if time.monotonic() - since > SLOW:
-            since = math.inf
+        if endless and time.monotonic() - since > SLOW:
+            endless = False
             log.warning("%s_loader has given %d rows and goes on; it has to end, as a pass does", role, known)
         yield x, y
     if batch is None:

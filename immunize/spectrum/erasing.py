@@ -41,7 +41,7 @@ NO_SIGNAL = 1e-10
 """Directions whose singular value is below this share of the largest are rounding."""
 
 ROUNDING = 1e-5
-"""What two passes of a network in float32 differ by at most, relative to the size of the rows."""
+"""What two passes of a network in float32 differ by at most, relative to how the rows differ."""
 
 LEFT_OVER = 0.01
 """Of a direction to be erased, which nothing may be left of but rounding: more was taken for part of another one."""

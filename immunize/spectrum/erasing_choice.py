@@ -206,7 +206,8 @@ def erase(
             judge = _Judge((pretrain, y), sets, protect, seed)
             trials, feasible = judge.choose(rank, SHRINKAGES if isinstance(shrinkage, str) else (shrinkage,), slack)
             best_rank, shrinkage = trials[-1].rank, trials[-1].shrinkage
-            rank = None if rank is None and best_rank == judge.full else best_rank  # classes too rare to be judged by
+            if rank is None and best_rank < judge.full:  # else all: classes may be too rare to be judged by
+                rank = best_rank
     weights = ridge_weights(pretrain, y, "D_P") if protect and y is not None else None
     best = erasing_map(pretrain, leading(directions, rank), float(shrinkage), protected=weights)
     return ChosenErasure(
@@ -359,7 +360,7 @@ def _held(y: Tensor, seed: int) -> Tensor:
     """A third of the rows, (N,) bool; of a label that the others would be without none."""
     held = folds_of(y, FOLDS, seed) == 0
     same = y == y[~held][0]
-    return held & same if bool(same[~held].all()) else held
+    return held & same if bool(same[~held].all() and (held & same).any()) else held
 
 
 def _fewer(of: Labelled, seed: int) -> Labelled:

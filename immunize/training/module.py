@@ -147,11 +147,10 @@ class ImmunizationModule(LightningModule):
         weights = self.objective.weights
         if not terms or not terms.keys() <= weights.keys():
             raise UserError(f"the method has the weights {sorted(weights)}, and its terms are {sorted(terms)}")
-        # without weight a term may be infinite, as R_ill of one direction is
-        counted = [weights[name] * term for name, term in terms.items() if weights[name]]
-        loss = torch.stack(counted or [0 * term for term in terms.values()]).sum()
+        weighted = self._weighted(terms)
+        loss = torch.stack([*weighted.values()]).sum()
         if not all_finite(loss):
-            broken = [(name, term.item()) for name, term in terms.items() if not bool(torch.isfinite(term))]
+            broken = [(name, terms[name].item()) for name in weighted if not bool(torch.isfinite(terms[name]))]
             raise DivergedError(self.global_step, *(broken or [("loss", loss.item())])[0])
         self.keep(self.last_finite)
         if self.global_step % self.log_every == 0 and self.global_step != self._logged_at:
@@ -211,13 +210,18 @@ class ImmunizationModule(LightningModule):
         for logger in self.loggers:
             logger.log_metrics(metrics, step=self.global_step)
 
+    def _weighted(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Terms times their weights, without those of no weight that are infinite, as R_ill of one direction is."""
+        given = self.objective.weights
+        kept = (name for name, term in terms.items() if given[name] or bool(torch.isfinite(term)))
+        return {name: given[name] * terms[name] for name in kept} or terms
+
     def _steepest_term(self) -> str:
         assert self._latest is not None
         parameters = [parameter for _, parameter in self._trained()]
         sizes: dict[str, float] = {}
         with torch.enable_grad():
-            for name, term in self.objective.terms(self._latest.again()).items():
-                weighted = self.objective.weights[name] * term
+            for name, weighted in self._weighted(self.objective.terms(self._latest.again())).items():
                 gradients = torch.autograd.grad(weighted, parameters, allow_unused=True, retain_graph=True)
                 size = sum(float(g.norm()) for g in gradients if g is not None)
                 sizes[name] = size if math.isfinite(size) else math.inf

@@ -145,7 +145,7 @@ def set_column(name: str, value: Any) -> pd.DataFrame:
         (set_column("LotArea", [np.nan] + [1.0] * (N_ROWS - 1)), "target LotArea has entries that are missing"),
         (set_column("PoolArea", [np.inf] + [1.0] * (N_ROWS - 1)), "column PoolArea holds infinite numbers"),
         (pd.concat([fake_table()] * 2), "has rows twice, by their Id"),
-        (fake_table().to_csv(index=False, na_rep="NA").encode()[:-3], rf"is cut off after {N_ROWS} of 1,460 rows"),
+        (fake_table().to_csv(index=False, na_rep="NA").encode()[:-3], f"ends within a line, after {N_ROWS} rows"),
         (set_column("MSZoning", "RL"), "every row has MSZoning = RL"),
         (set_column("MSZoning", "RM"), "no row has MSZoning = RL"),
         (b"", r"not a readable CSV file \(No columns to parse"),

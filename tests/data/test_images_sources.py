@@ -178,7 +178,7 @@ def test_other_folders_are_left_alone_unless_named_and_classes_may_be_without_he
     write_classes(tmp_path / "dev", {"a": 1})
     (tmp_path / "dev" / "b").mkdir()
     assert labels_of(sets.ImageFolder("harmful", tmp_path, test="dev"), "held_out") == [0]
-    assert caplog.messages == [f"{tmp_path / 'dev'} has no folder of 1 of 3 classes, such as c"]
+    assert caplog.messages == [f"{tmp_path / 'dev'} has no image of 2 of 3 classes, such as b, c"]
 
 
 def test_no_folder_is_both_parts(tmp_path: Path) -> None:

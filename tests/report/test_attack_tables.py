@@ -48,6 +48,15 @@ def changed(attack: Record, method: str, seed: int, **tiers: tuple[float, int | 
     return record
 
 
+def without_scores(record: Record) -> Record:
+    for found in (
+        of for extractors in record["results"].values() for tiers in extractors.values() for of in tiers.values()
+    ):
+        found |= {f"score{side}": {"mean": None, "std": None, "values": [None]} for side in ("", "_reference")}
+        found.pop("chance", None)
+    return record
+
+
 def attacks_of(*records: Record) -> Attacks:
     return Attacks.of([collected(record) for record in records])
 
@@ -172,6 +181,8 @@ def test_a_bar_below_minus_one_hides_no_other(attack: Record) -> None:
         (axis, *_) = best_figure(attacks_of(changed(attack, "ours", 0, T1=(score, None, None)))).axes
         assert axis.get_ylim() == pytest.approx((ylim, 1.05 * 0.9))
         assert axis.get_xlabel() == told
+    (axis, *_) = best_figure(attacks_of(without_scores(changed(attack, "ours", 0)))).axes
+    assert axis.get_ylim() == pytest.approx((0, 1.05))
 
 
 def test_a_method_holds_always_where_no_run_is_undecided(attack: Record) -> None:
@@ -187,7 +198,7 @@ def test_a_score_that_is_not_there_is_no_infinite_one_and_is_counted(attack: Rec
     text = attack_tables(attacks_of(*records))
     assert cells(text, "synthetic: best score on the harmful")["ours"][1] == "0.8 ± 0.141 (none in 1 of 3)"
     (alone,) = [rows for of, rows in tables_of(text).items() if "every attack by itself" in of]
-    assert "0.8 (2/3)" in next(row for row in alone if "`sgd`" in row.values()).values()
+    assert "0.8 (2/3 runs)" in next(row for row in alone if "`sgd`" in row.values()).values()
 
 
 @pytest.mark.parametrize("change", ["tasks", "seeds"])

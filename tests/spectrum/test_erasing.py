@@ -319,6 +319,8 @@ def test_a_label_of_one_row_is_never_set_aside_alone(n: int) -> None:
     x_p, x_h = ref.gaussian(80, 4, seed=1), ref.gaussian(n, 4, seed=2)
     for seed in range(4):
         assert erase(x_p, x_h, y, y_pretrain=torch.arange(80) % 2, seed=seed).rank == 1
+    y[0] = 2  # a third, of one row as well: whatever judges, what was asked for is erased
+    assert {erase(x_p, x_h, y, y_pretrain=torch.arange(80) % 2, rank=k, seed=1).rank for k in (2, 3)} == {2}
 
 
 def test_a_direction_that_looks_like_another_beside_a_tiny_column_is_not_left() -> None:

@@ -153,9 +153,10 @@ def read_two_folders(train: Path, test: Path) -> StoredSplits:
             f"{test} has {len(unknown)} class folders that {train} has not, such as {some(unknown)}; both need the "
             f"same classes"
         )
-    if absent := [name for name in classes if not (test / name).is_dir()]:
-        log.warning("%s has no folder of %d of %d classes, such as %s", test, len(absent), len(classes), some(absent))
-    return StoredSplits(read_class_folders(train, classes), read_class_folders(test, classes, partial=True))
+    fit, held_out = read_class_folders(train, classes), read_class_folders(test, classes, partial=True)
+    if absent := [classes[number] for number in sorted({*range(len(classes))} - {*held_out.labels})]:
+        log.warning("%s has no image of %d of %d classes, such as %s", test, len(absent), len(classes), some(absent))
+    return StoredSplits(fit, held_out)
 
 
 def read_class_folders(folder: Path, classes: Sequence[str], *, partial: bool = False) -> FileImages:

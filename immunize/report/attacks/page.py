@@ -270,9 +270,9 @@ def _bars(axis: Axes, group: Group, kind: str, among: Sequence[str]) -> None:
                 axis.vlines(x, min(scores), max(scores), color="#444444", linewidth=1)
     if chances := group.chances(kind):
         axis.axhline(mean(chances), color="#444444", linewidth=0.8, linestyle=":")
-    low, high = axis.dataLim.intervaly
+    low, high = axis.dataLim.intervaly if axis.patches else (0, 1)
     axis.set(xticks=range(len(tiers)), xticklabels=tiers, xlim=(-0.6, len(tiers) - 0.4))
-    axis.set(ylim=(max(-1, min(0, low)), 1.05 * high), xlabel="R² below −1 is cut off" if low < -1 else None)
+    axis.set(ylim=(max(-1, min(0, low)), 1.05 * high or 1), xlabel="R² below −1 is cut off" if low < -1 else None)
     frameless(axis, axis="y", alpha=0.25, linewidth=0.6)
     axis.set_axisbelow(True)
 
