@@ -384,7 +384,7 @@ def test_sigterm_to_two_processes_then_resume_is_bit_equal(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_processes_that_torchrun_has_started_end_with_the_numbers_of_a_run_that_starts_its_own(tmp_path: Path) -> None:
-    settings = (*DEEP, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "objective.epochs=2")
+    settings = (*DEEP, *LOGGED, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "objective.epochs=2")
     torchrun = ("torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "immunize.train")
     records = []
     for name, words in {"own": ("immunize.train",), "outside": torchrun}.items():
@@ -393,6 +393,11 @@ def test_processes_that_torchrun_has_started_end_with_the_numbers_of_a_run_that_
         records.append(read_record(tmp_path / name))
     assert same_weights(tmp_path / "own", tmp_path / "outside")
     assert all(records[0][key] == records[1][key] for key in NUMBERS)
+    run_tiny_deep(tmp_path / "one", *LOGGED, "objective.max_steps=1")  # of whose whole batch two processes have halves
+    one, two = (csv_rows(tmp_path / name / "metrics.csv") for name in ("one", "own"))
+    first = [next(row for row in rows if row["term/task"]) for rows in (one, two)]
+    for name in ("loss", "term/task", "term/well", "term/ill"):
+        assert float(first[1][name]) == pytest.approx(float(first[0][name]), rel=1e-4)
 
 
 def test_a_training_of_before_its_file_held_the_counts_or_of_another_configuration_is_not_gone_on_with(
