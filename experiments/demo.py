@@ -63,7 +63,8 @@ def run(arguments: Sequence[str], *, shorter: Sequence[str] = ()) -> Path:
     screen.print(to_print(shown, shown.columns))
     for method, (trained, attacked) in made.items():
         rir = f"RIR {short(trained['metrics']['held_out']['spectrum']['rir'])} on held-out rows; "
-        told = f"{method}: {rir * trained['aims_at_kappa']}harmful task {verdict_sentence(attacked, 'harmful')}"
+        measured = rir if trained["aims_at_kappa"] else ""
+        told = f"{method}: {measured}harmful task {verdict_sentence(attacked, 'harmful')}"
         screen.print(told, markup=False)
     print(out / "best.png")
     return out / "best.png"

@@ -34,8 +34,6 @@ def cases(number: int) -> Any:
     return settings(
         max_examples=EXAMPLES or number,
         derandomize=not EXAMPLES,
-        deadline=None,
-        database=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
 

@@ -29,7 +29,6 @@ from immunize.api import BALANCE_EVERY
 from immunize.errors import UserError
 from immunize.evaluation.separability import separability
 from immunize.features import DeepExtractor
-from immunize.features import loaders as loaders_module
 from immunize.features.extract import SHARE, Once
 from immunize.features.loaders import Batches, TrainedOn, features_of, set_aside
 from immunize.objective.ours import Ours
@@ -138,7 +137,7 @@ def test_a_loader_that_does_not_end_is_told_of(
                 yield X[:10], Y[:10]
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(loaders_module, "SLOW", -1.0)  # as if a minute had gone by
+    monkeypatch.setattr("immunize.features.loaders.SLOW", -1.0)  # as if a minute had gone by
     with pytest.raises(KeyboardInterrupt):
         immunize.immunize(*network, Endless(), loader(2), trainable=["last"], steps=2)
     assert "pretrain_loader has given 10 rows and goes on" in caplog.text

@@ -94,12 +94,13 @@ def read_local(root: str | Path) -> pd.DataFrame:
     """
     path = require_local(root)
     try:
-        table = pd.read_csv(path)
+        content = path.read_bytes()
+        table = pd.read_csv(io.BytesIO(content))
     except (OSError, ValueError) as error:  # ParserError, EmptyDataError and UnicodeDecodeError are ValueErrors
         raise DataError(f"{path} is not a readable CSV file ({error}); get train.csv from {KAGGLE_URL}") from error
     if not isinstance(table.index, pd.RangeIndex):  # pandas takes the surplus for the names of rows
         raise DataError(f"{path} has rows with more fields than the header names; get train.csv from {KAGGLE_URL}")
-    if not path.read_bytes().endswith(b"\n"):
+    if not content.endswith(b"\n"):
         raise DataError(f"{path} ends within a line, after {len(table)} rows; get train.csv from {KAGGLE_URL}")
     return check_table(table, str(path))
 

@@ -10,7 +10,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Literal, get_args
 
 import torch
@@ -19,7 +18,7 @@ from torch.nn import functional
 
 from immunize.errors import UserError
 from immunize.objective.base import Head, Step
-from immunize.objective.deep import DeepStep
+from immunize.objective.deep import DeepStep, of_set
 from immunize.objective.ranks import all_finite, mean_of_all
 from immunize.spectrum.erasing import ridge_weights
 
@@ -172,9 +171,11 @@ def attack(
     seen = (~judged).nonzero().squeeze(1)
     size = min(attacker.batch_size, len(seen))
     parts = seen.unfold(0, size, size)
-    if step.harmful_classes:  # one data set's images come after the other's, and what is left over is no set's alone
-        among = len(seen) if len(step.harmful_classes) > 1 else parts.numel()
-        parts = seen[torch.arange(parts.numel(), device=seen.device) * among // parts.numel()].view(size, len(parts)).T
+    used = parts.numel()
+    if len(step.harmful_classes) > 1:  # one data set's images come after the other's: what is left over is of all
+        seen = seen[torch.arange(used, device=seen.device) * len(seen) // used]
+    if step.harmful_classes:
+        parts = seen[:used].view(size, len(parts)).T
 
     most = torch.tensor(torch.inf)
 
@@ -227,8 +228,8 @@ def thirds(labels: Tensor, sets: Sequence[int] = ()) -> Tensor:
     """
     judged = torch.empty(len(labels), dtype=torch.bool, device=labels.device)
     if sets:
-        for last, classes in zip(accumulate(sets), sets, strict=True):
-            own = (labels >= last - classes) & (labels < last)
+        for number in range(len(sets)):
+            own = of_set(labels, sets, number)
             judged[own] = thirds(labels[own])
         return judged
     judged[labels.argsort(stable=True)] = torch.arange(len(labels), device=labels.device) % FOLDS == 0

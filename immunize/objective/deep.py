@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -207,14 +206,16 @@ class DeepStep(Step):
     def _of_set(self, role: str, rows: Tensor) -> Tensor:
         """Rows of the samples of a role; every process has as many of a set as the others."""
         number = role.partition(":")[2]
-        if not number:
-            return rows
-        last = list(accumulate(self.harmful_classes))[int(number)]
-        first = last - self.harmful_classes[int(number)]
-        return rows[(self.harmful.y >= first) & (self.harmful.y < last)]
+        return rows[of_set(self.harmful.y, self.harmful_classes, int(number))] if number else rows
 
     def _side(self, role: str) -> DeepSide:
         return {"pretrain": self.pretrain, "harmful": self.harmful}[role]
+
+
+def of_set(labels: Tensor, classes: Sequence[int], number: int) -> Tensor:
+    """Which labels, counted through several data sets of so many classes each, are those of one set, (N,) bool."""
+    first = sum(classes[:number])
+    return (labels >= first) & (labels < first + classes[number])
 
 
 def without_spectrum(features: Iterable[tuple[str, Tensor]]) -> tuple[str, float] | None:

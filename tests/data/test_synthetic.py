@@ -14,7 +14,7 @@ from immunize.data.synthetic import Synthetic, eigenvalues
 from immunize.errors import DataError
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     n_features=st.integers(2, 12),
     extra=st.integers(0, 20),

@@ -76,12 +76,18 @@ def test_steps_are_those_of_pytorch(optimizer: Any, step: DeepStep) -> None:
     torch.testing.assert_close(head.weight, own[0].detach())
 
 
+def learned_by(step: DeepStep, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, list[Tensor]]:
+    """The rows that judge an attacker with batches of 8, and those of each of its steps."""
+    learned, of_harmful = list[Tensor](), DeepStep.of_harmful
+    with monkeypatch.context() as patch:
+        patch.setattr(DeepStep, "of_harmful", lambda at, rows: learned.append(rows) or of_harmful(at, rows))
+        judged, path = attack(step, Attacker(K, RATE, batch_size=8), sum(step.harmful_classes))
+        list(path)
+    return judged, learned
+
+
 def test_of_one_data_set_the_last_images_are_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, learned = step_of(network(), classes=(CLASSES,), rows=32), []
-    of_harmful = DeepStep.of_harmful
-    monkeypatch.setattr(DeepStep, "of_harmful", lambda at, rows: learned.append(rows) or of_harmful(at, rows))
-    judged, path = attack(step, Attacker(K, RATE, batch_size=8), CLASSES)
-    list(path)
+    judged, learned = learned_by(step_of(network(), classes=(CLASSES,), rows=32), monkeypatch)
     seen = (~judged).nonzero().squeeze(1)
     assert torch.equal(torch.stack(learned[:2], 1).flatten(), seen[:16])
     assert len(seen) == 21
@@ -91,11 +97,8 @@ def test_of_several_data_sets_it_learns_from_all_and_from_none_of_the_rows_that_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sets of 11, 11 and 10 images, of which 8, 8 and 6 teach: what is left over is not the last set's."""
-    step, learned = step_of(network(), classes=(2, 2, 2), rows=32), []
-    of_harmful = DeepStep.of_harmful
-    monkeypatch.setattr(DeepStep, "of_harmful", lambda at, rows: learned.append(rows) or of_harmful(at, rows))
-    judged, path = attack(step, Attacker(K, RATE, batch_size=8), 6)
-    list(path)
+    step = step_of(network(), classes=(2, 2, 2), rows=32)
+    judged, learned = learned_by(step, monkeypatch)
     sets = step.harmful.y // 2
     for number in range(3):
         labels = step.labelled(f"harmful:{number}", [])[1]

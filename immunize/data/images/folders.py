@@ -154,7 +154,7 @@ def read_two_folders(train: Path, test: Path) -> StoredSplits:
             f"same classes"
         )
     fit, held_out = read_class_folders(train, classes), read_class_folders(test, classes, partial=True)
-    if absent := [classes[number] for number in sorted({*range(len(classes))} - {*held_out.labels})]:
+    if absent := [name for number, name in enumerate(classes) if number not in held_out.labels]:
         log.warning("%s has no image of %d of %d classes, such as %s", test, len(absent), len(classes), some(absent))
     return StoredSplits(fit, held_out)
 
