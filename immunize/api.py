@@ -5,11 +5,9 @@ The Python counterpart of `python -m immunize.train` for a network, without conf
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -21,7 +19,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from immunize.errors import UserError
+from immunize.errors import DivergedError, UserError
 from immunize.evaluation import Verdicts, verdicts_of
 from immunize.evaluation.deep import Rows
 from immunize.evaluation.ratios import PooledRatio, block_grams, generator, gram, pooled_ratios
@@ -40,11 +38,12 @@ from immunize.features.loaders import (
     output_of,
 )
 from immunize.objective import Objective, task_loss
+from immunize.objective.deep import without_spectrum
 from immunize.pipeline.appended import append_computed
 from immunize.pipeline.assemble import method_named, new_trainer, optimizer_factory, shared_row
-from immunize.pipeline.fit import quiet_lightning
+from immunize.pipeline.fit import by_its_own_numbers, train
 from immunize.settings import MULTIPLIER, RATE, RHO, SEED, Rule
-from immunize.spectrum import DEFAULT_RHO, Estimator
+from immunize.spectrum import DEFAULT_RHO, Estimator, ZeroMatrixError
 from immunize.spectrum.condition import check_varying, default_tolerance
 from immunize.spectrum.decompositions import eigh
 from immunize.spectrum.erasing import SAME_DATA, same_data
@@ -207,7 +206,7 @@ def immunize(
     _check_kinds(backbone, head, method, options)
     backbone = getattr(backbone, "_orig_mod", backbone)  # of a compiled one
     seed, steps = int(seed), None if steps is None else int(steps)
-    with _by_its_own_numbers(seed):
+    with by_its_own_numbers(seed):
         objective, row, balanced = _method(method, (lambda_well, lambda_ill), multiplier, options, seed)
         try:
             refuse_precondition(objective.precondition, OF_NETWORKS, "a network")
@@ -264,7 +263,7 @@ def immunize(
             released, classifier, facts = _appended(objective, theta_0, omega_0, rows)
             taken, measured = 0, [theta_0]
         ratios, told, learned = _numbers(
-            (measured, loaders, objective), (released, classifier, omega_0), known, rho=rho, seed=seed
+            (measured, loaders, objective), (released, classifier, omega_0), known, taken, rho=rho, seed=seed
         )
         verdicts = verdicts_of(vars(ratios["spectrum"].ratio), told)
     used, aims = dict(objective.weights), objective.aims_at_kappa
@@ -278,6 +277,7 @@ def _numbers(
     of: tuple[list[nn.Module], Mapping[str, Loader], Objective],
     networks: tuple[nn.Module, nn.Linear, nn.Linear],
     known: Tensor,
+    taken: int,
     *,
     rho: float,
     seed: int,
@@ -288,6 +288,7 @@ def _numbers(
         of: the backbones to be run, loaders by role, the method.
         networks: the released backbone and its head, and θ_0's head.
         known: hashes of D_P's rows in the first pass.
+        taken: steps of the optimizer.
         rho: ρ of the `ridge` estimator.
         seed: of the bootstrap.
     """
@@ -299,9 +300,14 @@ def _numbers(
         for of_networks, _, _ in both.values():
             of_networks.insert(0, _behind(of_networks[0], weight))
     after, before = ({role: (x[which], y) for role, (x, y, _) in both.items()} for which in (0, 1))
+    if (found := without_spectrum((role, x - x[:1]) for role, (x, _) in after.items())) is not None:
+        raise DivergedError(taken, f"features of {found[0]}", found[1])
     _check(after, classifier)
     grams = [block_grams(rows[role][0], seed=seed) for rows in (after, before) for role in loaders]
-    ratios = pooled_ratios(*grams, rho=rho, replicates=100, draws=generator(seed, "bootstrap"))
+    try:
+        ratios = pooled_ratios(*grams, rho=rho, replicates=100, draws=generator(seed, "bootstrap"))
+    except ZeroMatrixError:  # of rows that the bootstrap drew
+        raise DivergedError(taken, "features of a group of rows", 0.0) from None
     _, y, hashes = both["pretrain"]
     aside = judged_by(hashes, hashes if objective.has_inverse and not objective.trains else known)
     old, new = answers(before["pretrain"][0], omega_0), answers(after["pretrain"][0], classifier)
@@ -388,31 +394,6 @@ def _copied(backbone: nn.Module, head: nn.Linear) -> tuple[nn.Module, nn.Linear]
         raise UserError(f"the network cannot be copied{advice}: {error}") from None
 
 
-@contextlib.contextmanager
-def _by_its_own_numbers(seed: int) -> Iterator[None]:
-    """Random numbers by `seed`, gradients, no autocast within; the caller's generators, modes, log levels come back."""
-    lightning = logging.getLogger("lightning.pytorch")
-    level, python, legacy = lightning.level, random.getstate(), np.random.get_state()  # noqa: NPY002
-    metal = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
-    with contextlib.ExitStack() as within:
-        within.enter_context(torch.random.fork_rng(range(torch.cuda.device_count())))
-        within.enter_context(torch.inference_mode(False))
-        within.enter_context(torch.enable_grad())
-        for device in {"cpu", getattr(torch.accelerator.current_accelerator(), "type", "cpu")}:
-            within.enter_context(torch.autocast(device, enabled=False))
-        try:
-            random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
-            torch.manual_seed(seed)
-            yield
-        finally:
-            lightning.setLevel(level)
-            random.setstate(python)
-            np.random.set_state(legacy)  # noqa: NPY002
-            if metal is not None:
-                torch.mps.set_rng_state(metal)
-
-
 def _cut(
     backbone: nn.Module, head: nn.Linear, trainable: str | Sequence[str], loader: Loader
 ) -> tuple[DeepExtractor, DeepExtractor, Once, list[Once]]:
@@ -420,13 +401,16 @@ def _cut(
 
     And those of them that keep what they computed, each with its share of what one of them could keep.
     """
-    example = next(batches(loader, "pretrain"))[0][:AT_MOST_TO_LOOK_AT]
-    given = output_of(backbone.eval(), example.to(device_of(backbone)), "pretrain").dtype
+    example = next(batches(loader, "pretrain"))[0][:AT_MOST_TO_LOOK_AT].clone()  # a network may write into its inputs
+    with torch.no_grad():  # what modules keep of a forward pass can then be copied
+        given = output_of(backbone.eval(), example.to(device_of(backbone)), "pretrain").dtype
     if given != head.weight.dtype:
         raise UserError(f"the backbone gives {given} and the head is of {head.weight.dtype}: give both as .float()")
     net = DeepExtractor.from_module(backbone, head, trainable, example=example)
     net.compute_once()
     reference = net.reference()
+    if not net(example.to(device_of(backbone))).requires_grad:
+        raise UserError(f"trainable={trainable!r}: no gradient reaches it; the backbone's features do not depend on it")
     theta_0 = Once(nn.Sequential(net.trunk, reference.tail))
     kept = [module for module in (net.trunk, theta_0) if isinstance(module, Once)]
     for once in kept:
@@ -448,9 +432,12 @@ def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, mu
         callbacks.append(GradientBalance(multiplier, BALANCE_EVERY, lower=True))
     where = "cpu" if torch.backends.mps.is_available() else "auto"  # MPS has no float64, which spectra are in
     trainer = new_trainer(Trainer, [], callbacks, max_steps=steps, max_epochs=-1, devices=1, accelerator=where)
-    with quiet_lightning():
-        trainer.fit(module, CombinedLoader({"pretrain": pretrain, "harmful": harmful}, "max_size_cycle"))
-    return trainer.global_step
+    fit = train(module, CombinedLoader({"pretrain": pretrain, "harmful": harmful}, "max_size_cycle"), trainer)
+    if fit.status == "interrupted":
+        raise SystemExit(128 + fit.signal) if fit.signal else KeyboardInterrupt
+    if fit.error is not None:
+        raise fit.error
+    return fit.steps
 
 
 def _appended(

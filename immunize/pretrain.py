@@ -44,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     ("batch_size", lambda value: value >= 1, "at least 1"),
     ("learning_rate", lambda value: 0 < value < math.inf, "positive and finite"),
     ("weight_decay", lambda value: 0 <= value < math.inf, "a finite number ≥ 0"),
+    ("clip", lambda value: value is None or 0 < value < math.inf, "positive and finite, or null"),
     ("label_smoothing", lambda value: 0 <= value < 1, "in [0, 1)"),
     ("validation_fraction", lambda value: 0 <= value <= 0.9, "between 0 and 0.9"),
     ("workers", lambda value: value >= 0, "at least 0"),

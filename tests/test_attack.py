@@ -145,7 +145,7 @@ def test_checkpoint_is_attacked_like_the_run_it_is_of(folder: Path, tmp_path: Pa
     of_run = json.loads((folder / ATTACK_RECORD).read_text())
     assert (tmp_path / ATTACK_RECORD).is_file()
     assert timeless(record["results"]) == timeless(of_run["results"])
-    assert record["subject"]["method"] is None
+    assert record["subject"]["method"] == "theta"  # its file's name
     assert record["subject"]["checkpoint_sha256"] == of_run["subject"]["checkpoint_sha256"]
 
 

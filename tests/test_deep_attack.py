@@ -201,7 +201,7 @@ def test_checkpoint_is_attacked_like_the_run_it_is_of(folder: Path, tmp_path: Pa
     of_run = json.loads((folder / ATTACK_RECORD).read_text())
     assert timeless(record["results"]) == timeless(of_run["results"])
     assert (tmp_path / ATTACK_RECORD).is_file()
-    assert record["subject"]["method"] is None
+    assert record["subject"]["method"] == "weights"
     with pytest.raises(UserError, match="reference=<file>"):
         attack.run(compose_attack(f"checkpoint={file}", *NETWORK, *TINY_NETWORK_GRID, f"out={tmp_path / 'x'}"))
 

@@ -319,12 +319,13 @@ class Copied(Resuming):
         (3.0, ["objective.epochs_on=longest", "deep.workers=1"]),
         (3.5, ["method=imma", "+trainer.gradient_clip_val=1"]),
         (2.5, ["objective.balance=true", "objective.balance_every=2", "objective.cache_frozen=true"]),
+        (3.0, ["+trainer.precision=64-true"]),
         (3.0, ["method=censor", "method.depths=[layer4.0]", "method.erased=true", "objective.cache_frozen=true"]),
         (3.0, ["objective.validation_fraction=0.3", *LAST_IS_NOT_BEST]),
     ],
     ids=[
         *("with the last epoch", "after the last epoch", "within the last epoch, λ balanced again"),
-        *("what is watched is kept", "the best look is put back"),
+        *("in float64", "what is watched is kept", "the best look is put back"),
     ],
 )
 def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(

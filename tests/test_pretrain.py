@@ -106,6 +106,14 @@ def test_the_learning_rate_falls_to_its_end_also_where_a_step_is_made_of_several
     assert rates[-1] < 1e-4 * rates[0]
 
 
+def test_weights_come_back_in_the_precision_they_were_kept_in() -> None:
+    """Lightning converts the module to the trainer's after it has loaded them."""
+    module = SupervisedModule(nn.Linear(4, 3), task_loss("ce"), learning_rate=1.0, weight_decay=0.0)
+    kept = {name: value.double() for name, value in module.state_dict().items()}
+    module.on_load_checkpoint({"state_dict": kept, "torch_random_state": torch.get_rng_state()})
+    assert next(module.parameters()).dtype == torch.float64
+
+
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
 def test_the_accuracy_is_taken_in_the_trainers_precision(precision: str, tmp_path: Path) -> None:
     record = pretrain.run(composed(*FEW, "epochs=1", f"+trainer.precision={precision}"), tmp_path, quiet=True)

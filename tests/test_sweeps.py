@@ -303,11 +303,14 @@ def test_folder_belongs_to_one_sweep_at_a_time(sweep: Sweep) -> None:
     assert len(sweep.records()) == 1
 
 
-def test_runs_of_other_settings_are_told_apart(sweep: Sweep) -> None:
+@pytest.mark.parametrize("more", ["resume=true", "overwrite=true"])
+def test_runs_of_other_settings_are_told_apart(sweep: Sweep, more: str) -> None:
     sweep("seed=0")
-    assert sweep("seed=0", "rho=0.5")[0] == 0
+    assert sweep("seed=0", "rho=0.5", more)[0] == 0
     own = json.loads(Path("sweep/sweep.json").read_text())["runs"]
     assert {record["config"]["rho"] for record in sweep.records() if record["config_hash"] in own} == {0.5}
+    assert sweep("seed=0", "rho=0.2", "hydra/launcher=basic")[0] == 0  # which lists no runs
+    assert not Path("sweep/sweep.json").exists()
 
 
 def test_part_of_a_preset_adds_its_runs_to_the_list(sweep: Sweep) -> None:

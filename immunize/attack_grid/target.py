@@ -20,7 +20,7 @@ import numpy.typing as npt
 from immunize.data.splits import random_generator
 from immunize.errors import CheckpointError, DataError, UserError
 from immunize.files import read_object
-from immunize.records import file_digest, write_record
+from immunize.records import CHECKPOINT, file_digest, write_record
 
 if TYPE_CHECKING:
     import torch
@@ -194,6 +194,11 @@ class Pointed:
         objective = self.record["config"]["objective"]
         return {"validation_fraction": objective["validation_fraction"], "seed": self.record["seed"]}
 
+    @property
+    def name(self) -> str:
+        """What a checkpoint is called by: its file, or where all files have one name its folder."""
+        return (self.path.parent.name if self.path.name == CHECKPOINT else "") or self.path.stem
+
     def facts(self, sources: Mapping[Role, SourceBase], data_hash: str) -> dict[str, Any]:
         """What is attacked, for the record.
 
@@ -208,7 +213,7 @@ class Pointed:
             raise CheckpointError("the data are not those of the run: their hash differs from the record's")
         return {
             "model": self.model,
-            "method": self.record.get("method"),
+            "method": self.record.get("method", self.name),
             **{role: source.name for role, source in sources.items()},
             "run_seed": self.record.get("seed"),
             "run_config_hash": self.record.get("config_hash"),

@@ -8,7 +8,7 @@ from immunize.features.append import (
     released_features,
     released_network,
 )
-from immunize.features.boundary import NoBoundaryError, split_network
+from immunize.features.boundary import split_network
 from immunize.features.deep import DeepExtractor, matching_parameters
 from immunize.features.extract import Features, cached_trunk, extract
 from immunize.features.linear import (
@@ -21,6 +21,7 @@ from immunize.features.linear import (
     refuse_precondition,
 )
 from immunize.features.lora import add_lora
+from immunize.features.watching import NoBoundaryError
 from immunize.features.weights import load_weights, save_weights, state_digest
 
 __all__ = [

@@ -10,7 +10,8 @@ once, before or at the first use of a trainable parameter. Then
 
 So no architecture has to be taken apart by hand, and no operation can be forgotten: what the tail computes, the network
 computes. Whether somebody uses the zeros after all (a residual connection around B, a skip connection) is not assumed
-but proved: autograd finds no path from them to the output. The deepest boundary that passes is taken.
+but proved: autograd finds no path from them to the output, nor does a look at what every operation takes, which sees
+masks and comparisons too. The deepest boundary that passes is taken.
 
 Both parts share the network's modules. Only the containers on the way to a replaced module are copied, and those share
 their parameters and buffers, so a parameter or a device that changes in the network changes in both parts.
@@ -22,146 +23,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Sizes = tuple[tuple[int, bool], ...]
-"""(size, whether it is a multiple of N) for each dimension of a tensor."""
-
-
-class NoBoundaryError(ValueError):
-    """The network cannot be cut in two before its first trainable parameter; the message says why."""
-
-
-@dataclass
-class Call:
-    """The `index`-th call of a module; `end` calls had begun when it returned. Shape and dtype of a tensor it gave."""
-
-    module: nn.Module
-    index: int
-    end: int = 0
-    shape: torch.Size | None = None
-    dtype: torch.dtype | None = None
-
-
-@dataclass
-class Seen:
-    """What a network did.
-
-    Attributes:
-        net: the network.
-        images: (2, ...), what it was given.
-        output: what it returned.
-        calls: for one image, in the order in which they began.
-        sizes: of each call's output, see `_sizes`; None if that is no tensor.
-        path: calls that a boundary may be, each within the one before.
-        inputs: what each of them was called with, for both images; by the call's `index`.
-    """
-
-    net: nn.Module
-    images: Tensor
-    output: Tensor
-    calls: list[Call]
-    sizes: list[Sizes | None]
-    path: list[Call]
-    inputs: dict[int, Tensor]
-
-
-def watch(net: nn.Module, trainable: Collection[nn.Parameter], images: Tensor) -> Seen:
-    """Run the network on one image and on both.
-
-    Raises:
-        NoBoundaryError: it does not do the same for both, or nothing comes before the first trainable parameter.
-    """
-    try:
-        calls, _, _ = _record(net, images[:1], set())
-    except NoBoundaryError:
-        raise
-    except Exception as error:  # somebody else's code, which may need more than one
-        raise NoBoundaryError(f"the network does not run on one image: {error}") from error
-    path = _path(net, calls, trainable)
-    if not path:
-        raise NoBoundaryError("a trainable parameter belongs to the network's outermost part, nothing comes before it")
-    again, output, inputs = _record(net, images, {call.index for call in path})
-    if [id(call.module) for call in calls] != [id(call.module) for call in again]:
-        raise NoBoundaryError("the network calls other modules for another number of images")
-    sizes = [_sizes(*pair) for pair in zip(calls, again, strict=True)]
-    return Seen(net, images, output, calls, sizes, path, inputs)
-
-
-def _record(net: nn.Module, x: Tensor, wanted: set[int]) -> tuple[list[Call], Tensor, dict[int, Tensor]]:
-    """The calls of a forward pass, its output, and the first argument of those calls whose index is wanted."""
-    calls: list[Call] = []
-    stack: list[Call] = []
-    inputs: dict[int, Tensor] = {}
-
-    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-        call = Call(module, len(calls))
-        if call.index in wanted and args and isinstance(args[0], Tensor):
-            inputs[call.index] = args[0].detach().clone()  # the network may write into it
-        calls.append(call)
-        stack.append(call)
-
-    def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-        call = stack.pop()
-        call.end = len(calls)
-        if isinstance(output, Tensor):
-            call.shape, call.dtype = output.shape, output.dtype
-
-    handles = []
-    try:
-        for module in net.modules():
-            handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
-        with torch.no_grad():
-            output = net(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not isinstance(output, Tensor):
-        raise NoBoundaryError("the network does not return one tensor")
-    return calls, output, inputs
-
-
-def _path(net: nn.Module, calls: list[Call], trainable: Collection[nn.Parameter]) -> list[Call]:
-    """Calls, each within the one before, that come before or at the first use of a trainable parameter."""
-    times = Counter(id(call.module) for call in calls)
-    owners = _owners(net, trainable, set(times))
-    first = next((call.index for call in calls if id(call.module) in owners), -1)
-    around = (call for call in calls[1:] if call.index <= first < call.end)
-    return list(takewhile(lambda call: times[id(call.module)] == 1, around))
-
-
-def _owners(net: nn.Module, trainable: Collection[nn.Parameter], called: set[int]) -> set[int]:
-    """The modules that use trainable parameters: those that hold one; where such a one is never called, its parents."""
-    wanted = {id(parameter) for parameter in trainable}
-    parents: dict[int, list[nn.Module]] = {}
-    for module in net.modules():
-        for child in module.children():
-            parents.setdefault(id(child), []).append(module)
-    holding = [m for m in net.modules() if any(id(p) in wanted for p in m.parameters(recurse=False))]
-    owners: set[int] = set()
-    while holding:
-        module = holding.pop()
-        if id(module) in called:
-            owners.add(id(module))
-        else:
-            holding += parents.get(id(module), [])
-    return owners
-
-
-def _sizes(one: Call, two: Call) -> Sizes | None:
-    """(size, whether it is a multiple of N) for each dimension, from the output for one image and that for two."""
-    if one.shape is None or two.shape is None or len(one.shape) != len(two.shape):
-        return None
-    pairs = list(zip(one.shape, two.shape, strict=True))
-    return tuple((a, a != b) for a, b in pairs) if all(b in (a, 2 * a) for a, b in pairs) else None
-
+from immunize.features.watching import Call, NoBoundaryError, Seen, Sizes, Traced, watch
 
 SAME = 1e-5
 """Largest difference between the two parts and the whole, relative to the largest output. It is 0 but for modules that
@@ -216,15 +84,25 @@ class Trunk(nn.Module):
 
     def __init__(self, net: nn.Module, example: Tensor) -> None:
         super().__init__()
-        self.net, self._last = net, takes_channels_last(net, example)
+        self.net, self._last, self._shape = net, takes_channels_last(net, example), example.shape[1:]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Of images (N, ...), h (N, ...)."""
+        """Of images (N, ...), h (N, ...).
+
+        Raises:
+            ValueError: images of another shape than the example's, which the tail would not know of; or a network that
+                takes so many in parts.
+        """
+        if images.shape[1:] != self._shape:
+            raise ValueError(
+                f"it was cut in two for inputs {tuple(self._shape)}, and the code behind may ask for their size: give "
+                "inputs of one size, such as tokens padded to one length"
+            )
         with torch.no_grad(), channels_last(self.net) if self._last else contextlib.nullcontext():
             try:
                 self.net(images)
             except _Reached as reached:
-                return reached.h.contiguous()
+                return _of_as_many(reached.h, images).contiguous()
         raise RuntimeError("the network did not come to its boundary; does its forward depend on the input's values?")
 
 
@@ -246,13 +124,22 @@ class Tail(nn.Module):
         self.writes = False
 
     def forward(self, h: Tensor) -> Tensor:
-        """Output of the whole network where its trunk gives h (N, ...)."""
+        """Output of the whole network where its trunk gives h (N, ...); see there for errors."""
         self.start.h = h.clone() if self.writes else h
         try:
             output: Tensor = self.net(self.start.zeros((len(h), *self.image_shape)))
         finally:
             self.start.h = None
-        return output
+        return _of_as_many(output, h)
+
+
+def _of_as_many(found: Tensor, given: Tensor) -> Tensor:
+    if len(found) != len(given):
+        raise ValueError(
+            f"cut in two, it has {len(found)} rows for {len(given)}: does its forward take larger batches in parts? "
+            "Give smaller ones"
+        )
+    return found
 
 
 def split_network(net: nn.Module, trainable: Collection[nn.Parameter], example: Tensor) -> tuple[Trunk, Tail]:
@@ -294,7 +181,8 @@ def replaced(module: nn.Module, swaps: dict[int, nn.Module], done: dict[int, nn.
         done[id(module)] = module
         if any(id(inner) in swaps for inner in module.modules()):
             twin = done[id(module)] = copy.copy(module)  # shares the dictionaries of parameters and buffers
-            twin._modules = {  # this one has to be its own
+            # This one has to be its own; as an attribute a compiled module would set it on the module inside.
+            twin.__dict__["_modules"] = {
                 name: child if child is None else replaced(child, swaps, done)
                 for name, child in module._modules.items()
             }
@@ -381,6 +269,7 @@ class _Start:
     def __init__(self) -> None:
         self.h: Tensor | None = None
         self.zeros_used: list[Tensor] | None = None
+        self.traced: Traced | None = None
 
     def moved(self, weight: Tensor) -> Tensor:
         """A frozen weight on h's device, in its dtype."""
@@ -394,6 +283,8 @@ class _Start:
         zero = self.h.new_zeros((), dtype=None if floating else dtype)
         if self.zeros_used is not None and floating:
             self.zeros_used.append(zero.requires_grad_())
+        if self.traced is not None:
+            self.traced.add(zero)
         return zero.expand(shape)
 
 
@@ -447,22 +338,29 @@ def _cut(seen: Seen, boundary: Call) -> tuple[Trunk, Tail]:
     if not swaps:
         raise NoBoundaryError(f"nothing comes before {name}, where the first trainable parameter is")
     swaps[id(boundary.module)] = _Resume(boundary.module, start)
-    tail = Tail(replaced(seen.net, swaps), start, seen.images.shape[1:]).eval()
     kept = h.clone()
-    start.zeros_used = []
+    start.zeros_used, start.traced = [], Traced()
+    trained = Traced(*(weight for weight in seen.net.parameters() if weight.requires_grad))
     try:
+        tail = Tail(replaced(seen.net, swaps), start, seen.images.shape[1:]).eval()
         trunk = Trunk(replaced(seen.net, {id(boundary.module): _Stop(boundary.module)}), seen.images).eval()
-        before = trunk(seen.images[:1])
-        output = tail(h)
+        with trained:
+            before = trunk(seen.images[:1])
+        with start.traced as from_images:
+            output = tail(h)
         # By the weights too: a block that computes its activations again in its backward pass finds no h any more.
         weights = [weight for weight in tail.parameters() if weight.requires_grad]
         used = torch.autograd.grad(output.sum(), [*start.zeros_used, *weights], allow_unused=True)
         used = used[: len(start.zeros_used)]
+        with torch.no_grad():
+            tail(h)  # what modules keep of a forward pass, such as maps of attention, can be copied again
     except Exception as error:  # somebody else's code, on tensors that it did not expect
         raise NoBoundaryError(f"the code around {name} does not run without what comes before: {error}") from error
     finally:
-        start.zeros_used = None
-    if any(gradient is not None for gradient in used):
+        start.zeros_used = start.traced = None
+    if before in trained:
+        raise NoBoundaryError(f"what {name} is called with depends on trainable parameters")
+    if any(gradient is not None for gradient in used) or output in from_images or from_images.told:
         raise NoBoundaryError(f"something computed before {name} is used after it as well")
     tail.writes = not torch.equal(h, kept)
     if not _close(output.detach(), seen.output, SAME):

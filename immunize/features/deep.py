@@ -30,8 +30,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from immunize.errors import UserError
-from immunize.features.boundary import NoBoundaryError, replaced, split_network, working_modules
+from immunize.features.boundary import replaced, split_network, working_modules
 from immunize.features.extract import Once, device_of
+from immunize.features.watching import NoBoundaryError
 from immunize.features.weights import build_network, check_fit, classifier_name, pooled, stages_of, state_digest
 
 ADJUSTABLE = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
@@ -111,6 +112,8 @@ class DeepExtractor(nn.Module):
         self.data_config = dict(data_config or {})
         self.made_with: dict[str, Any] = {}
         self._trainable = matching_parameters(body, trainable, name)
+        if any(not parameter.is_leaf for parameter in network.parameters()):
+            raise UserError(f"{name} is compiled by TorchScript, or computes its weights: give the module it came from")
         for parameter in network.parameters():
             parameter.requires_grad_(False)
         own = dict(body.named_parameters(remove_duplicate=False))

@@ -41,13 +41,19 @@ class Batches:
     A batch of one row, as the last one may be, has no spectrum: it is passed over.
     """
 
+    role = "harmful"
+
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
 
     def __iter__(self) -> Iterator[Any]:
+        given = False
         for x, y in self.loader:
             if len(y) > 1:
-                yield x, y.long()
+                given = True
+                yield x.clone(), y.long()  # a network may write into its inputs
+        if not given:
+            raise UserError(NO_BATCH.format(self.role))
 
 
 class TrainedOn(Batches):
@@ -57,15 +63,14 @@ class TrainedOn(Batches):
         UserError: no batch has two such rows.
     """
 
+    role = "pretrain"
+
     def __iter__(self) -> Iterator[Any]:
-        given = some = False
+        some = False
         for x, y in super().__iter__():
-            given = True
             if int((kept := ~set_aside(x)).sum()) > 1:
                 some = True
                 yield x[kept], y[kept]
-        if not given:
-            raise UserError(NO_BATCH.format("pretrain"))
         if not some:
             raise UserError(
                 f"no batch of D_P has two rows to train on: one in {ONE_IN}, by a hash, is what D_P is judged by; give "
@@ -83,7 +88,7 @@ def set_aside(x: Tensor) -> Tensor:
 
 def _hashes(x: Tensor) -> Tensor:
     """(N,) int64: of each row's bytes."""
-    rows = x.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()
+    rows = x.detach().cpu().contiguous().reshape(len(x), -1).view(torch.uint8).numpy()
     return torch.tensor([zlib.crc32(row) for row in rows])
 
 
@@ -132,7 +137,7 @@ def features_of(backbones: Sequence[nn.Module], loader: Loader, role: str) -> tu
     with torch.no_grad():
         for x, y in batches(loader, role):
             for rows, backbone, device in zip(found, backbones, devices, strict=True):
-                features = output_of(backbone, x.to(device), role).cpu()
+                features = output_of(backbone, x.to(device).clone(), role).cpu()
                 rows.append(features.float() if features.dtype == torch.bfloat16 else features)  # NumPy has none
             labels.append(y.cpu() if y.is_floating_point() else y.cpu().long())
             hashes.append(_hashes(x) if role == "pretrain" else torch.zeros(len(y), dtype=torch.int64))

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from immunize.errors import UserError
+from immunize.errors import DivergedError, UserError
 from immunize.objective.base import Head, Step
-from immunize.objective.deep import DeepStep, of_set
+from immunize.objective.deep import DeepStep, of_set, without_spectrum
 from immunize.objective.ranks import all_finite, mean_of_all
 from immunize.spectrum.erasing import ridge_weights
 
@@ -168,6 +168,9 @@ def attack(
     with torch.no_grad():
         (features,), labels = step.labelled("harmful", step.look("harmful", (), step.parameters()))
     judged = thirds(labels, step.harmful_classes)
+    own = features[~judged]
+    if (found := without_spectrum([("harmful", own - own[:1])])) is not None:  # which no probe can be fitted to
+        raise DivergedError(step.number, "features of harmful", found[1])
     seen = (~judged).nonzero().squeeze(1)
     size = min(attacker.batch_size, len(seen))
     parts = seen.unfold(0, size, size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import signal
 import time
 import warnings
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, cuda, nn
@@ -96,7 +99,7 @@ class Training:
             UserError: a bad `trainer` setting, such as devices that do not exist.
         """
         epochs = 1 if pair.full_batch else self.row.epochs  # whose one pass has them all
-        return self.new_trainer(loggers, callbacks, max_epochs=epochs, limit_val_batches=0)
+        return self.new_trainer(loggers, callbacks, max_epochs=epochs, limit_val_batches=0, overfit_batches=0.0)
 
     def callbacks(
         self,
@@ -144,6 +147,7 @@ class Fit:
         signal: number of the signal that ended it; 0 for none.
         theta: of a linear model, (D, D) float64, in all D columns; the last finite one if it diverged.
         head: ω of a linear model, (D, C) float64, likewise.
+        error: where it diverged.
         appended: the map that a network's method has computed, with the classifier behind it; None where the network
             was trained, which is in place.
         released: the network with that map.
@@ -156,12 +160,13 @@ class Fit:
     signal: int = 0
     theta: Tensor | None = None
     head: Tensor | None = None
+    error: DivergedError | None = None
     appended: AppendedHead | None = None
     released: nn.Module | None = None
 
     def diverged(self, error: DivergedError) -> None:
         """Say where it diverged."""
-        self.status = "diverged"
+        self.status, self.error = "diverged", error
         self.facts["diverged"] = {"step": error.step, "term": error.term, "value": str(error.value)}
 
 
@@ -170,7 +175,7 @@ def train(
     data: Any,
     trainer: Trainer,
     *,
-    label: str,
+    label: str | None = None,
     checkpoint: Path | None = None,
 ) -> Fit:
     """Train in place. SIGTERM or Ctrl-C ends the training, not the process, and a divergence that of an immunization.
@@ -179,7 +184,7 @@ def train(
         module: what is trained.
         data: a data module, set up, or a loader.
         trainer: Lightning's.
-        label: what to call this training in messages.
+        label: what to call this training in messages; None tells nothing.
         checkpoint: where the training goes on; None begins it.
 
     Raises:
@@ -202,7 +207,8 @@ def train(
         else:
             raise
         fit.diverged(diverged)
-        log.error("%s: %s; keeping the last finite parameters", label, diverged)
+        if label is not None:
+            log.error("%s: %s; keeping the last finite parameters", label, diverged)
         if module.last_finite:
             module.restore(module.last_finite)
     except (KeyboardInterrupt, SystemExit) as error:
@@ -222,6 +228,31 @@ def facts_of(callbacks: Iterable[Callback], module: LightningModule) -> dict[str
     for callback in callbacks:
         facts |= callback.facts(module) if hasattr(callback, "facts") else {}
     return facts
+
+
+@contextlib.contextmanager
+def by_its_own_numbers(seed: int) -> Iterator[None]:
+    """Random numbers by `seed`, gradients, no autocast within; the caller's generators, modes, log levels come back."""
+    lightning = logging.getLogger("lightning.pytorch")
+    level, python, legacy = lightning.level, random.getstate(), np.random.get_state()  # noqa: NPY002
+    metal = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    with contextlib.ExitStack() as within:
+        within.enter_context(torch.random.fork_rng(range(torch.cuda.device_count())))
+        within.enter_context(torch.inference_mode(False))
+        within.enter_context(torch.enable_grad())
+        for device in {"cpu", getattr(torch.accelerator.current_accelerator(), "type", "cpu")}:
+            within.enter_context(torch.autocast(device, enabled=False))
+        try:
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            torch.manual_seed(seed)
+            yield
+        finally:
+            lightning.setLevel(level)
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002
+            if metal is not None:
+                torch.mps.set_rng_state(metal)
 
 
 @contextlib.contextmanager

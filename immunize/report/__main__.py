@@ -56,12 +56,12 @@ def _card(run: str, out: str | None) -> None:
 
 @command("report/html", values=True)
 def _html(run: str | None, sweep: str | None, out: str | None) -> None:
-    if (run is None) == (sweep is None):
+    if bool(run) == bool(sweep):
         raise UserError("give one of run=<folder> and sweep=<folder>")
     from immunize.report.html import write_run_page, write_sweep_page
 
-    folder, write = (run, write_run_page) if sweep is None else (sweep, write_sweep_page)
-    assert folder is not None
+    folder, write = (sweep, write_sweep_page) if sweep else (run, write_run_page)
+    assert folder
     print(write(Path(folder), Path(folder if out is None else out)))
 
 

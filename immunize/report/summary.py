@@ -129,8 +129,8 @@ _OF_NETWORKS = {"c of D_H ↓": _carried, "D_P, points ↑": _gained}
 """Headings of what only runs of networks have."""
 
 
-_PLACES = ("pretrain.", "harmful.", "experiment.", "logger.", "hydra.", "data_root")
-"""Settings that say which data, or where things lie: never what a method is compared by."""
+_PLACES = ("experiment.", "logger.", "hydra.", "data_root")
+"""Settings that say where things lie: never what a method is compared by."""
 _Place = tuple[int, float, str]
 
 

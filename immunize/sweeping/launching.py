@@ -132,7 +132,8 @@ class SerialLauncher(Launcher):
         plan = Plan(self.hydra_context, self.config, self.threads)
         found = ((job, plan.folder_and_hash(job.overrides)) for job in jobs)
         places = {job: place for job, place in found if place is not None}
-        self.hashes = list(dict.fromkeys(digest for _, digest in places.values()))
+        every = (places.get(job) or plan.folder_and_hash(job.overrides, again=True) for job in jobs)
+        self.hashes = list(dict.fromkeys(place[1] for place in every if place is not None))
         return places
 
     def _undone(self, jobs: Sequence[Job], places: Mapping[Job, tuple[Path, str]]) -> Iterator[Job]:

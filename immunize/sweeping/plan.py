@@ -22,6 +22,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import config_hash, resolved
+from immunize.records import SWEEP
 
 PLUGINS = "hydra_plugins.immunize_sweeps"
 
@@ -87,12 +88,15 @@ class Plan:
         for job in jobs:
             self._base(job)
 
-    def folder_and_hash(self, overrides: Sequence[str]) -> tuple[Path, str] | None:
-        """The output folder and config hash of a run; None unless the sweep finds its runs again by their hash."""
+    def folder_and_hash(self, overrides: Sequence[str], *, again: bool = False) -> tuple[Path, str] | None:
+        """The output folder and config hash of a run; None unless the sweep finds its runs again by their hash.
+
+        With `again`, also of runs that are done again whatever is there.
+        """
         base, values = self._base(overrides)
         for override in values:  # as Hydra applies them; every run of this kind sets all of them
             OmegaConf.update(base, override.key_or_group, override.value(), merge=True)
-        if not base.resume or base.overwrite:
+        if not again and (not base.resume or base.overwrite):
             return None
         sweep = OmegaConf.to_container(base.hydra.sweep, resolve=False)
         assert isinstance(sweep, dict)
@@ -174,6 +178,7 @@ class GridSweeper(Sweeper):
             raise CompactHydraException("error: no grid of this sweep has such runs; see hydra.sweeper.grids")
         if type(self.launcher).__module__ != PLUGINS:  # our launchers, which look for runs that are done, do so too
             Plan(self.hydra_context, self.config).check(jobs)
+            Path(str(self.config.hydra.sweep.dir), SWEEP).unlink(missing_ok=True)  # it lists the runs of another sweep
         returns = self.launcher.launch(jobs, 0)
         failed = sum(done.status is JobStatus.FAILED for done in returns)
         print(Path(str(self.config.hydra.sweep.dir)).absolute(), flush=True)

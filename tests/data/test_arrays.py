@@ -46,6 +46,11 @@ def test_rows_are_split_and_targets_standardized_by_the_fitted_ones(tmp_path: Pa
     np.testing.assert_allclose(splits.held_out.y.numpy(), (Y[held] - Y[which].mean()) / scale)
 
 
+def test_a_constant_target_has_nothing_in_it(tmp_path: Path) -> None:
+    """Its mean and its deviation are rounding, one as large as the other."""
+    assert not Arrays("harmful", saved(tmp_path / "a.npz", x=X, y=np.full(40, 3.3))).load().fit.y.any()
+
+
 def test_split_depends_on_its_seed_and_role_alone(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.npz", x=X, y=Y)
     first, again, other = (Arrays("harmful", path, split_seed=seed).load().fit.x for seed in (0, 0, 1))
@@ -72,6 +77,7 @@ def test_labels_stay_what_they_are(tmp_path: Path) -> None:
         ({"x": np.array([[None]] * 40), "y": Y}, "cannot be read"),  # pickled objects are never loaded
         ({"x": X[:5], "y": Y[:5]}, "leave a part without 2 rows"),
         ({"x": X, "y": np.where(np.arange(40) == 3, np.nan, Y)}, "1 targets are NaN or Inf"),
+        ({"x": X, "y": Y * 1e200}, "targets of a size of .*e\\+201"),
         ({"x": X, "y": np.arange(40) % 4}, r"4 whole numbers; if they are classes, set harmful\.classes=true"),
     ],
 )

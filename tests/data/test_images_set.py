@@ -136,6 +136,11 @@ def test_every_mode_becomes_three_channels(
     assert np.abs(np.asarray(image).astype(int) - expected).max() <= 1  # JPEG rounds
 
 
+def test_pixels_without_a_known_range_are_none(tmp_path: Path) -> None:
+    Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)).save(tmp_path / "image.tif")
+    assert not is_readable(str(tmp_path / "image.tif"))
+
+
 def test_palettes_with_transparency_and_gray_levels_of_16_bits(tmp_path: Path) -> None:
     image = Image.new("P", (4, 4), 1)
     image.putpalette([0, 0, 0, 10, 20, 30])

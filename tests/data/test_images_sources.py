@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.io import savemat
 from torchvision.datasets.utils import calculate_md5
 
 from immunize.data import images as sets
@@ -112,6 +114,12 @@ def test_published_sets_that_cannot_be_used_are_explained(tmp_path: Path) -> Non
     refused(r"cars_meta.mat cannot be read as the table 'class_names'", at("mixed", sets.Cars))
     files.write_tiny_imagenet(tmp_path / "tiny", [("val_0.JPEG", WNIDS[0]), ("val_1.JPEG", "n99999999")])
     refused(r"annotations.txt, line 2: .*is not an image's name and one of the 3", at("tiny", sets.TinyImageNet))
+    (tmp_path / "tiny" / "val" / "val_annotations.txt").write_bytes(b"\xff\xfe\x00")
+    refused(r"annotations.txt, line 1: .*is not an image's name", at("tiny", sets.TinyImageNet))
+    files.write_cars(tmp_path / "words", {"train": [1], "test": [1]})
+    words = np.array([("Make", "00001.jpg")], dtype=[("class", "O"), ("fname", "O")])
+    savemat(tmp_path / "words" / "devkit" / "cars_train_annos.mat", {"annotations": words})
+    refused("a class that is no number", at("words", sets.Cars))
     write_two_splits(tmp_path / "unknown", "val", classes=[*WNIDS, "cats"])
     refused("cats is not among the 1,000 WordNet ids", at("unknown", sets.ImageNet))
     for name in ("train/n01440764", "val"):

@@ -239,7 +239,8 @@ def test_log_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
 def test_command(attacked_run: Path, tmp_path: Path, called: Called) -> None:
     assert called(main, "html", f"run={attacked_run}", f"out={tmp_path}").out == f"{tmp_path / REPORT}\n"
     assert [path.name for path in tmp_path.iterdir()] == [REPORT]
-    assert "give one of run=<folder> and sweep=<folder>" in called(main, "html", "run=a", "sweep=b").err
+    for words in (("run=a", "sweep=b"), ("sweep=",)):  # the latter of `make page` alone
+        assert "give one of run=<folder> and sweep=<folder>" in called(main, "html", *words).err
 
 
 # Many runs.
@@ -336,6 +337,12 @@ def test_settings_are_named_by_what_differs_and_ordered_by_it(base: Record) -> N
     assert all(len(runs) == 2 for runs in settings.values())
     told = {row[0] for table in summary_tables(records) for row in table.rows}
     assert sorted(told) == sorted(settings)
+    for record in records:  # the data that are swept over are a setting too
+        weight = record["config"]["objective"].pop("lambda_ill")
+        del record["config"]["method"]["lambda_ill"]
+        record["data_hash"] = f"hash of {weight}"
+        record["config"] |= {role: record["config"][role] | {"angle": weight} for role in ("pretrain", "harmful")}
+    assert list(settings_of(records)) == [f"ours, harmful.angle={weight}" for weight in ("3", "100000", "1e+16")]
 
 
 def test_diverged_interrupted_and_missing_runs_are_counted(table1: list[Record], tmp_path: Path) -> None:

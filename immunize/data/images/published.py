@@ -80,7 +80,10 @@ def _annotated(images: Path, table: Path, classes: Sequence[str]) -> FileImages:
     fields = rows.dtype.names or ()
     if not {"fname", "class"} <= set(fields):
         raise DataError(f"{table} has no image names and labels but {', '.join(fields) or 'nothing'}; replace the file")
-    labels = np.array([int(row["class"]) - 1 for row in rows], dtype=np.int64)
+    try:
+        labels = np.array([int(row["class"]) - 1 for row in rows], dtype=np.int64)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{table} has a class that is no number ({error}); replace the file") from error
     if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
         raise DataError(
             f"{table} has labels from {labels.min() + 1} to {labels.max() + 1}, but {META} names {len(classes)} "
@@ -293,7 +296,7 @@ def _read_annotated(folder: Path) -> StoredSplits:
     position = {wnid: label for label, wnid in enumerate(classes)}
     names, labels = [], []
     table = folder / ANNOTATIONS
-    for number, line in enumerate(table.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(table.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         cells = line.split("\t")
         if not line.strip():
             continue

@@ -263,7 +263,12 @@ def to_rgb(image: Image) -> Image:
 
     Returns:
         the same size, mode RGB.
+
+    Raises:
+        ValueError: pixels that are floating-point numbers.
     """
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no range that is known")
     if image.mode in SIXTEEN_BIT:
         gray = np.asarray(image).astype(np.int64) >> 8
         return Pillow.fromarray(gray.clip(0, 255).astype(np.uint8)).convert("RGB")

@@ -128,7 +128,6 @@ def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
     """Print the grid of the immunized model and the verdict of every task."""
     console = to_read(console)
     subject = record["subject"]
-    name = subject["method"] or "checkpoint"
     grid = record["config"]["attack"]
     mark = "REDUCED " if grid.get("reduced") else ""
     rows = []
@@ -137,7 +136,7 @@ def show_attack(record: dict[str, Any], console: Console | None = None) -> None:
         arrows = [" → ".join(scores[:2]), scores[2], f"{steps_0} → {steps}"]
         rows.append([task, tier, best.partition(":")[0], *arrows, held])
     columns = ("task", "tier", "best attack", "score: θ_0 → θ", "retention", "steps: θ_0 → θ", "held")
-    title = f"{mark}attack={grid['name']}: {name}, {subject['pretrain']} against {subject['harmful']}"
+    title = f"{mark}attack={grid['name']}: {subject['method']}, {subject['pretrain']} against {subject['harmful']}"
     console.print(to_print(Table(title, columns, rows), [column for column in columns if ":" not in column]))
     told = filled_in("attack.txt", not_tried, verdict_sentence, record=record, extractors=NAMES)
     console.print(told.rstrip("\n"))

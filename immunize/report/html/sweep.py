@@ -174,8 +174,11 @@ def front(view: str, numbers: pd.DataFrame) -> tuple[Figure, Table]:
         mean = points[points["setting"] == name].iloc[0]
         if np.isfinite([mean[i], mean[ii]]).all():
             axis.plot(mean[ii], mean[i], "o", color=style_of(method)[0], markersize=7)
-            if len(points) <= _MOST_LABELS:
-                axis.annotate(name, (mean[ii], mean[i]), (6, 4), textcoords="offset points", fontsize=8)
+    labelled = points[np.isfinite(points[[i, ii]]).all(axis=1)] if len(points) <= _MOST_LABELS else points[:0]
+    for _, of in labelled.groupby([labelled[ratio].map("{:.2g}".format) for ratio in (i, ii)]):  # in one place
+        x, y = of[[ii, i]].iloc[0]
+        side = {"ha": "right", "xytext": (-6, 4)} if x > labelled[ii].median() else {"xytext": (6, 4)}
+        axis.annotate("\n".join(of["setting"]), (x, y), textcoords="offset points", fontsize=8, **side)
     draw_fronts(axis, points, "model")  # networks of different kinds begin elsewhere
     axis.set(xlabel="(ii), to be small", ylabel="(i), to be large", title=view)
     rows = [[p["setting"], short(p[i]), short(p[ii]), "yes" if p["on_front"] else ""] for _, p in points.iterrows()]
