@@ -30,13 +30,14 @@ HORIZONS: Mapping[str, Mapping[str, tuple[str, Sequence[str | Path]]]] = {
     "A small ResNet, digits": {
         "last stage": ("last_block", ("t4_rates_digits", "t4_rates_digits_peers")),
         "three stages": ("last_block", ("t4_stages",)),
-        "LoRA": ("lora", ("t4_lora_digits_peers", "t4_lora_digits")),
-        "all weights": ("full_finetune", ("t4_full_digits_peers", "t4_full_digits")),
+        "LoRA": ("lora", ("t4_lora_digits_peers", "t4_lora_digits", "t4_fresh_digits")),
+        "all weights": ("full_finetune", ("t4_full_digits_peers", "t4_full_digits", "t4_fresh_digits")),
     },
     "ResNet18 at 64 pixels, Caltech-101": {
         "last stage": ("last_block", ("t4_small_deep", "t4_small", "t4_peers_deep")),
+        "three stages": ("last_block", ("t4_stages_caltech101",)),
         "LoRA": ("lora", ("t4_lora_deep",)),
-        "all weights": ("full_finetune", ("t4_full_deep",)),
+        "all weights": ("full_finetune", ("t4_full_deep", "t4_fresh_caltech101")),
     },
 }
 """Title to what moves, the attack that moves it for 1,000 steps at up to 10⁻², and folders; a method's runs are in the
