@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -173,20 +173,17 @@ def begun(*arguments: str, cwd: Path, group: bool = False) -> subprocess.Popen[s
     return subprocess.Popen(command, cwd=cwd, env=ENVIRONMENT, text=True, start_new_session=group, **pipes)
 
 
-def fresh(
-    *arguments: str, cwd: Path, environment: Mapping[str, str] = ENVIRONMENT, timeout: float = 300
+def ended(
+    command: Sequence[str], cwd: Path, environment: Mapping[str, str] = ENVIRONMENT, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
-    """A Python of its own that has ended."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    """A program that has ended, and what it wrote."""
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    return subprocess.run(command, cwd=cwd, env=environment, timeout=timeout, check=False, **pipes)
+
+
+def fresh(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """A Python of its own that has ended; in a folder, and with what else `ended` takes."""
+    return ended([sys.executable, *arguments], **settings)
 
 
 def loaded_by(module: str, *arguments: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], set[str], float]:

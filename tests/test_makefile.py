@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import ended
+
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "Makefile").read_text(encoding="utf-8")
 PHONY = re.findall(r"^\.PHONY:(.*)$", TEXT, re.M)[0].split()
@@ -21,16 +23,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 def make(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
     # `make test` runs these tests, and its own variables would make every other make a child of it.
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(
-        ["make", *arguments],
-        cwd=cwd,
-        env=environment | variables,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return ended(["make", *arguments], cwd, environment | variables, timeout=60)
 
 
 def test_every_target_has_a_comment_is_phony_and_can_be_planned() -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import ended
+
 pytestmark = pytest.mark.wheel
 
 ROOT = Path(__file__).parents[1]
@@ -26,16 +28,8 @@ OUTSIDE = ("PYTHONPATH", "IMMUNIZE_DATA", "VIRTUAL_ENV", "HYDRA_FULL_ERROR")
 
 
 def call(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env={key: value for key, value in os.environ.items() if key not in OUTSIDE} | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environment = {key: value for key, value in os.environ.items() if key not in OUTSIDE} | {"OMP_NUM_THREADS": "1"}
+    done = ended([str(word) for word in command], cwd, environment)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done
 
