@@ -199,7 +199,6 @@ def test_a_method_that_does_not_aim_at_kappa_is_told_by_what_can_be_learned(
 ) -> None:
     told_apart = {"pretrain": learnable(1, CLASSES), "harmful": learnable(5, 4)}
     found = immunize.immunize(*network, *told_apart.values(), method=method, trainable=["last"], steps=10)
-    assert found.separability is not None
     with torch.no_grad():
         for role, rows in told_apart.items():
             x, y = rows.dataset.tensors  # type: ignore[attr-defined]

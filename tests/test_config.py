@@ -56,9 +56,7 @@ def choices(group: str) -> list[str]:
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
-    container = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
+    return dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
 
 
 def in_group(group: str, choice: str) -> DictConfig:

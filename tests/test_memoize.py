@@ -33,7 +33,6 @@ def test_content_shape_dtype_and_other_arguments_tell_results_apart():
     x = torch.zeros(2, 3, dtype=torch.float64)
     for other in (x, x.reshape(3, 2), x.to(torch.float32), x.to(torch.bfloat16), x.to(torch.float16), x + 1e-300):
         assert torch.equal(double(other), 2 * other)
-        assert double(other).shape == other.shape
     assert torch.equal(double(x, factor=5), 5 * x)
     assert len(calls) == 7
     x[1] = 7  # written into

@@ -34,8 +34,7 @@ def originals(part: Part) -> np.ndarray:
 
 def test_the_images_are_those_of_scikit_learn_of_which_a_third_is_held_out() -> None:
     for ours, theirs in zip(embedded_digits(), (RAW, DIGIT), strict=True):
-        assert ours.dtype == theirs.dtype
-        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(ours, theirs, strict=True)
     assert len(NUMBERS) == len(RAW)
     for digit in range(10):
         assert HELD_OUT[digit == DIGIT].sum() == (digit == DIGIT).sum() // 3

@@ -66,10 +66,8 @@ def test_protocol_against_the_slow_way(root: Path, role: str) -> None:
     splits = Housing(root, role).load()
     x, y = naive(fake_table(), role)
     assert splits.held_out is None
-    assert splits.fit.x.shape[1] == 79
-    assert splits.fit.x.dtype == splits.fit.y.dtype == torch.float64
-    assert np.allclose(splits.fit.x.numpy(), x, rtol=0, atol=1e-12)
-    assert np.allclose(splits.fit.y.numpy(), y, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(splits.fit.x.numpy(), x, rtol=0, atol=1e-12, strict=True)
+    np.testing.assert_allclose(splits.fit.y.numpy(), y, rtol=0, atol=1e-12, strict=True)
 
 
 def test_rows_takes_the_first_ones_of_the_role(root: Path) -> None:

@@ -101,7 +101,6 @@ def test_committed_page_is_that_of_the_committed_files() -> None:
 def test_attack_grid_is_measured() -> None:
     tiny = ("attack=quick", "attack.budget.steps=4", "~attack.attacks.adam", "~attack.attacks.lbfgs")
     row = attack.measure(60, 6, 3, tiny)
-    assert row["seconds"] >= 0
     assert row["attacks"] >= 3
     assert 0.1 < row["peak_gb"] < 8
 

@@ -151,7 +151,6 @@ def test_curves_of_many_steps_are_means_over_runs(attack: Record) -> None:
             numbers = {"last": 100, "area": 1.0, "end": 1.0, "deviation": 0.0, "steps": [1, 2], "curve": curve}
             of["lora"] = {"tier": "T4", "score": {"values": [0.5]}, "horizon": [numbers]}
     figure = horizon_figure(attacks_of(*runs))
-    assert figure is not None
     (axis,) = figure.axes
     theta_0, ours = axis.lines
     assert theta_0.get_linestyle() == "--"
@@ -164,7 +163,6 @@ def test_curves_of_many_steps_are_means_over_runs(attack: Record) -> None:
 def test_names_and_titles_of_many_methods_fit_into_their_figure(attack: Record) -> None:
     attacks = attacks_of(*(changed(attack, f"a_long_name_{number}", 0) for number in range(17)))
     for figure in (best_figure(attacks), plane_figure(attacks)):
-        assert figure is not None
         figure.canvas.draw()
         (legend,) = figure.legends
         assert len(legend.get_texts()) == 18

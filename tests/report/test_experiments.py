@@ -200,7 +200,6 @@ def test_reduced_runs_are_marked_and_kept_apart(table1: list[Record], tmp_path: 
 
 def test_the_presets_say_which_runs_there_are(table1: list[Record]) -> None:
     expected = expected_runs("table1", table1)
-    assert expected is not None
     assert len(expected) == 7 * 5
     assert {method for _, method, _ in expected} == set(METHODS)
     params = swept("table2")
@@ -208,7 +207,6 @@ def test_the_presets_say_which_runs_there_are(table1: list[Record]) -> None:
     for record in table1:
         record["config"]["experiment"]["reduced"] = True
     fast = expected_runs("table1", table1)
-    assert fast is not None
     assert len(fast) < len(expected)
     assert expected_runs("no_such_preset", table1) is None
 

@@ -81,7 +81,6 @@ def test_every_kappa_stands_beside_its_part_estimator_and_rank(page: Page, recor
 
 def test_training_curves_and_spectra_have_their_numbers_below(page: Page, attacked_run: Path, record: Record) -> None:
     log = read_log(attacked_run)
-    assert log is not None
     table = page.table("RIR, (i) and (ii)")
     assert table.heads == ["optimizer steps", "RIR", "ratio_harmful", "ratio_pretrain"]
     assert table.rows[-1][1] == f"{record['metrics']['fit']['spectrum']['rir']:.4g}"
@@ -224,7 +223,6 @@ def test_page_of_a_deep_network(finished_network: Path, tmp_path: Path) -> None:
 def test_log_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text("loss,term/task,step\n2.0,,0\n1.5,1.0,10\nnan,inf,20\n1.2", encoding="utf-8")
     log = read_log(tmp_path)
-    assert log is not None
     whole = log.dropna(subset="step").set_index("step")
     assert whole["loss"].dropna().to_dict() == {0: 2.0, 10: 1.5}
     assert whole["term/task"].dropna().to_dict() == {10: 1.0}

@@ -151,7 +151,6 @@ numbers = st.floats(min_value=1e-6, max_value=1e9)
 def test_many_pairs_give_the_mean_over_pairs_of_both(groups: list[list[float]]) -> None:
     """The convention of Table 2: "computed over 3 random seeds and averaged over all digit pairs"; of one, both."""
     found = summary_of(groups)
-    assert found is not None
     assert found.mean == pytest.approx(statistics.fmean(statistics.fmean(of) for of in groups))
     spreads = [statistics.stdev(of) for of in groups if len(of) > 1]
     spread = statistics.fmean(spreads) if spreads else None

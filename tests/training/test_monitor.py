@@ -124,7 +124,6 @@ def log_rir(parts: PairParts, theta: Tensor) -> float:
 def test_best_parameters_are_put_back_and_patience_ends_the_training() -> None:
     cfg = tiny(*STOPPING, "objective.epochs=60", "model.init=identity")
     data, seen, logger = data_of(cfg), Trajectory(), MemoryLogger()
-    assert data.validation is not None
     stop = ValidationStop(data.validation, 2, patience=3)
     module = module_of(cfg, data, Recorder(*(I + 0.05 * step * ref.gaussian(D, D, seed=2) for step in range(1, 61))))
     steps = fit_module(module, data, seen, stop, loggers=[logger]).global_step

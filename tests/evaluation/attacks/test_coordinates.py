@@ -274,7 +274,6 @@ def test_where_divide_and_conquer_fails_another_algorithm_decomposes(monkeypatch
     monkeypatch.setattr(scipy.linalg, "svd", svd)
     x = np.random.default_rng(0).standard_normal((4, 9))
     u, sigma, vt = thin_svd(x)
-    assert (u.shape, vt.shape) == ((4, 4), (4, 9))
     assert (np.diff(sigma) <= 0).all()
     assert u * sigma @ vt == pytest.approx(x)
 
