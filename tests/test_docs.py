@@ -32,12 +32,13 @@ from omegaconf import OmegaConf
 
 import immunize
 from docs.hooks import MODULES, OF_ROOT, cells_of, choices_of, drawn, on_post_page, page_of, reference_of, settings_of
-from experiments.readme_tables import PLACE, pages, table, with_tables
+from experiments.readme_tables import PLACE, pages, with_tables
 from immunize.config import resolved
 from immunize.settings import check_settings
 from tests.commands import DEEPER, ENVIRONMENT, SHORTER, run
 from tests.composing import compose_config
 from tests.data.image_files import write_noise
+from tests.report.making import tables_of
 from tests.test_words import NAVIGATION, pages_in
 
 ROOT = Path(__file__).parents[1]
@@ -185,49 +186,41 @@ def test_results_are_not_typed() -> None:
     assert not re.search(r"^\|.*\d\.\d", PLACE.sub("", page), re.M)
 
 
-WHERE = {
-    "House Prices": ("attacks_linear", 1),
-    "pairs of MNIST digits": ("attacks_linear", 8),
-    "ResNet18, Caltech-101": ("attacks_small", 1),
-    "ResNet18, Stanford Cars": ("attacks_small", 6),
-    "small ResNet, digits": ("attacks_digits", 1),
-    "small ViT, digits": ("attacks_digits", 6),
-    "linear model, digits": ("defence_digits", 1),
+TITLES = {
+    "House Prices": "housing",
+    "pairs of MNIST digits": "mnist",
+    "ResNet18, Caltech-101": "tiny_imagenet against caltech101, resnet18_64px",
+    "ResNet18, Stanford Cars": "tiny_imagenet against cars, resnet18_64px",
+    "small ResNet, digits": "digits, resnet_small",
+    "small ViT, digits": "digits, vit_small",
+    "linear model, digits": "digits",
 }
-ERASED = {
-    "small ResNet, digits": ("defence_digits", 7),
-    "small ViT, digits": ("defence_digits_vit_small", 1),
-    "ResNet18, Caltech-101": ("defence_small_caltech101", 1),
-    "ResNet18, Stanford Cars": ("defence_small_cars", 1),
-}
-OF_METHOD = {
-    "`ours`": WHERE | {name: ERASED[name] for name in ("small ResNet, digits", "small ViT, digits")},
-    "`erase`": ERASED,
-    "`censor`": ERASED,
-    "`censor_deep`": {
-        "ResNet18, Caltech-101": ("defence_deep_caltech101", 1),
-        "ResNet18, Stanford Cars": ("defence_deep_cars", 1),
-    },
-}
-"""Where the tiers that were held off are counted: folder, and number of the table; and where for erasure."""
-FURTHER = {("`censor_deep`", "ResNet18, Caltech-101"): [("t4_full_deep", 1)]}
+"""How the title of a table begins that counts the tiers which were held off on the data."""
+OF_ATTACKS = (
+    *("attacks_linear", "attacks_small", "defence_digits", "defence_digits_vit_small"),
+    *("defence_small_caltech101", "defence_small_cars", "defence_deep_caltech101", "defence_deep_cars"),
+)
+"""The folders of these tables; the first one that has a method on the data counts."""
+FURTHER = {("`censor_deep`", "ResNet18, Caltech-101"): "t4_full_deep"}
 """Where further tiers of a row are counted: fine-tuning has tables of its own there."""
+
+
+def counted(folder: str, method: str, data: str) -> dict[str, list[str]]:
+    """Of each tier, in how many runs the method held it off on the harmful task, and of how many."""
+    tables = tables_of((ROOT / "experiments" / folder / "table.md").read_text(encoding="utf-8"))
+    rows = (row for title, of in tables.items() if title.startswith(f"{TITLES[data]}: which") for row in of)
+    found = next((row for row in rows if row["method"] == method), {})
+    return {name.split()[0]: cell.split("/") for name, cell in found.items() if name.endswith("harmful ↑")}
 
 
 def test_who_is_stopped_where_is_as_the_tables_count() -> None:
     text = (DOCS / "threat_model.md").read_text(encoding="utf-8").split("## What was found")[1]
     told = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| `"]
-    assert len(told) >= len(WHERE)
+    assert len(told) >= len(TITLES)
     for method, data, *tiers in told:
-        counts: dict[str, list[str]] = {}
-        for folder, number in [OF_METHOD.get(method, WHERE).get(data, WHERE[data]), *FURTHER.get((method, data), [])]:
-            head, _, *rows = table(ROOT / "experiments" / folder / "table.md", str(number)).splitlines()
-            row = next(row for row in rows if row.startswith(f"| {method} |"))
-            counts |= {
-                name.split()[0]: cell.strip().split("/")
-                for name, cell in zip(head.split("|"), row.split("|"), strict=True)
-                if name.strip().endswith("harmful ↑")
-            }
+        counts = next(filter(None, (counted(folder, method, data) for folder in OF_ATTACKS)))
+        if folder := FURTHER.get((method, data)):
+            counts |= counted(folder, method, data)
         every = {tier for tier, (held, of) in counts.items() if held == of}
         never = {tier for tier, (held, _) in counts.items() if held == "0"}
         found = [every, set(counts) - every - never, never]
