@@ -104,8 +104,7 @@ def kappa_released(h: Tensor) -> float:
 
 def kappa_ridge(h: Tensor, rho: float) -> float:
     """κ(H + αI), α = ρ·tr(H)/D: the Hessian of probing with weight decay."""
-    alpha = rho * float(torch.trace(h)) / len(h)
-    values = torch.linalg.eigvalsh(h + alpha * torch.eye(len(h), dtype=torch.float64))
+    values = torch.linalg.eigvalsh(shrunk(h, rho))
     return float(values.max() / values.min())
 
 
@@ -211,26 +210,8 @@ def theta_gradient(x: Tensor, theta: Tensor, gradient: MatrixGradient) -> Tensor
 
 
 def algorithm_1_direction(x: Tensor, theta: Tensor, gradient: MatrixGradient) -> Tensor:
-    """K⁻¹∇_θ R(H(θ)), a regularizer's part of line 6 of Algorithm 1, with the inverse of K formed."""
+    """K⁻¹∇_θ R(H(θ)), with the inverse of K formed. Line 6 of Algorithm 1: θ - η(∇L + λ_P of R_well + λ_H of R_ill)."""
     return torch.linalg.inv(x.T @ x) @ theta_gradient(x, theta, gradient)
-
-
-def algorithm_1_step(  # noqa: PLR0917
-    theta: Tensor,
-    x_pretrain: Tensor,
-    x_harmful: Tensor,
-    task_gradient: Tensor,
-    eta: float,
-    lambda_well: float,
-    lambda_ill: float,
-) -> Tensor:
-    """Line 6 of Algorithm 1: θ - η∇L - ηλ_P K_P⁻¹∇R_well(H_P) - ηλ_H K_H⁻¹∇R_ill(H_H)."""
-    return (
-        theta
-        - eta * task_gradient
-        - eta * lambda_well * algorithm_1_direction(x_pretrain, theta, r_well_gradient)
-        - eta * lambda_ill * algorithm_1_direction(x_harmful, theta, r_ill_gradient)
-    )
 
 
 def figure_4_weight_gradient(x: Tensor, grad_output: Tensor, lambda_reg: float) -> Tensor:
@@ -321,11 +302,9 @@ def eigenvalues_after_well_step(sigma: Tensor, n_features: int, eta: float) -> T
 
 def eigenvalues_after_ill_step(sigma: Tensor, eta: float) -> Tensor:
     """Exact eigenvalues after θ' = θ - 2ηθ∇R_ill(H), in the order of `sigma`."""
-    k = len(sigma)
-    f = sigma.square().sum() / (2 * k) - 0.5 * sigma[-1] ** 2
-    gradient = -sigma / k
+    gradient = -sigma / len(sigma)
     gradient[-1] += sigma[-1]
-    return sigma * (1 - 2 * eta * gradient / f**2) ** 2
+    return sigma * (1 - 2 * eta * gradient / ill_denominator(sigma) ** 2) ** 2
 
 
 # --- what a ridge probe can learn ---------------------------------------------------------------------------------

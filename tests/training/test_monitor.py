@@ -170,9 +170,11 @@ def test_mini_batch_step_is_algorithm_1_on_that_batch() -> None:
     _, seen = followed(tiny(*SGD, "objective.batch_size=16", "objective.learning_rate=1e-3"))
     for step, batch in enumerate(seen.batches):
         (xp, yp), (xh, _) = batch["pretrain"], batch["harmful"]
-        task, _ = ref.task_gradients(xp, yp, seen.thetas[step], seen.heads[step])
-        expected = ref.algorithm_1_step(seen.thetas[step], xp, xh, task, 1e-3, 1.0, 1e5)
-        assert ref.error(seen.thetas[step + 1] - seen.thetas[step], expected - seen.thetas[step]) < 1e-9
+        before, after = seen.thetas[step : step + 2]
+        task, _ = ref.task_gradients(xp, yp, before, seen.heads[step])
+        well = ref.algorithm_1_direction(xp, before, ref.r_well_gradient)  # with λ_P = 1
+        ill = 1e5 * ref.algorithm_1_direction(xh, before, ref.r_ill_gradient)
+        assert ref.error(after - before, -1e-3 * (task + well + ill)) < 1e-9
     assert len(seen.batches) == 2
 
 
