@@ -11,7 +11,6 @@ import pytest
 
 from experiments.bench import __main__ as bench
 from experiments.bench import machine
-from experiments.bench.machine import timed_command
 from immunize import records
 from immunize.errors import UserError
 
@@ -26,7 +25,7 @@ def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setattr(bench, "HERE", tmp_path)
     monkeypatch.setattr(bench, "ROOT", tmp_path)
-    monkeypatch.setattr(bench.importlib, "import_module", stand_in)
+    monkeypatch.setattr(bench, "importlib", types.SimpleNamespace(import_module=stand_in))  # others import as ever
     return ran
 
 
@@ -59,9 +58,9 @@ def test_missed_limit_of_a_part_is_exit_code_1(
 
 
 def test_a_command_is_timed_by_clock_and_processor() -> None:
-    seconds, processor, peak = timed_command([sys.executable, "-c", "import time; time.sleep(1)"])
+    seconds, processor, peak = machine.timed_command([sys.executable, "-c", "import time; time.sleep(1)"])
     assert seconds >= 1
     assert processor < seconds
     assert peak > 1e6
     with pytest.raises(UserError, match="ended with 1: no data"):
-        timed_command([sys.executable, "-c", "raise SystemExit('no data')"])
+        machine.timed_command([sys.executable, "-c", "raise SystemExit('no data')"])
