@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import immunize
 from immunize import api
-from immunize.api import BALANCE_EVERY
 from immunize.errors import UserError
 from immunize.evaluation.separability import separability
 from immunize.features import DeepExtractor
@@ -235,14 +234,14 @@ def test_weights_of_ours_are_balanced_again_while_it_trains(network: Network, mo
     class Raising(Callback):
         def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
             seen.append(dict(module.objective.weights))
-            if trainer.global_step == BALANCE_EVERY:
+            if trainer.global_step == api.BALANCE_EVERY:
                 module.objective.weights["ill"] *= 1e6
 
     made = api.new_trainer
     monkeypatch.setattr(
         api, "new_trainer", lambda kind, loggers, callbacks, **of: made(kind, loggers, [*callbacks, Raising()], **of)
     )
-    immunized(network, steps=2 * BALANCE_EVERY)
+    immunized(network, steps=2 * api.BALANCE_EVERY)
     first, *_, last = (weights["ill"] for weights in seen)
     assert 0 < last < 10 * first
 

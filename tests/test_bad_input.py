@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 
 from immunize import api, attack, forecast, pretrain, settings, train
 from immunize.errors import UserError
-from immunize.settings import check_settings
 from tests.commands import Called
 from tests.composing import compose_config
 
@@ -106,7 +105,7 @@ def test_values_out_of_range_are_refused(given: str, words: str) -> None:
         key, _, value = line.partition("=")
         OmegaConf.update(cfg, key, value)
     with pytest.raises(UserError, match=words):
-        check_settings(cfg)
+        settings.check_settings(cfg)
 
 
 STOPPING = "objective.early_stopping=true objective.epochs=4 objective.check_every=50"

@@ -35,8 +35,6 @@ from immunize.evaluation.attacks.scoring import shares
 from immunize.features import DeepExtractor, load_weights
 from immunize.instantiate import sources_of
 from immunize.pipeline.network import NetworkModel
-from immunize.records import CHECKPOINT, differences, plain, without
-from immunize.settings import check_settings
 from immunize.training import DeepModule
 from tests.attacking import timeless
 from tests.composing import compose_config
@@ -134,7 +132,7 @@ def train_numbers(cfg: DictConfig, folder: Path, before: Numbers) -> tuple[dict[
 
     def look(when: str, net: DeepExtractor) -> None:
         weights[when] = norms_of(net.full_state_dict())
-        if before and differences(before["weights"].get(when), weights[when], ""):
+        if before and records.differences(before["weights"].get(when), weights[when], ""):
             raise OtherWeightsError
 
     def stepped(module: DeepModule, *arguments: Any) -> None:
@@ -170,7 +168,7 @@ def forecast_numbers(cfg: DictConfig, folder: Path, before: Numbers) -> tuple[di
 
 def pretrain_numbers(cfg: DictConfig, folder: Path, before: Numbers) -> tuple[dict[str, Any], Numbers]:
     record = pretrain.run(cfg, folder, quiet=True)
-    return record, {"accuracy": record["accuracy"], "weights": norms_of(load_weights(folder / CHECKPOINT))}
+    return record, {"accuracy": record["accuracy"], "weights": norms_of(load_weights(folder / records.CHECKPOINT))}
 
 
 def attack_numbers(cfg: DictConfig, folder: Path, before: Numbers) -> tuple[dict[str, Any], Numbers]:
@@ -183,7 +181,7 @@ def attack_numbers(cfg: DictConfig, folder: Path, before: Numbers) -> tuple[dict
             patched.setattr(scoring, "shares", probability_of_the_right_class)
         record = attack.run(cfg)
     found = timeless({name: record[name] for name in ("results", "attacks", "best_so_far", "verdicts")})
-    return record, without(found, "best")  # what the best candidate was called says its settings
+    return record, records.without(found, "best")  # what the best candidate was called says its settings
 
 
 @dataclass(frozen=True)
@@ -261,16 +259,12 @@ NETWORK = (
 
 
 def check_training(cfg: DictConfig) -> None:
-    check_settings(cfg)
+    settings.check_settings(cfg)
     sources_of(cfg)
 
 
 CHECKS: dict[str, Callable[[DictConfig], Any]] = {"train": check_training, "attack": attack.entries_of}
 """What refuses a bad configuration before a run."""
-
-
-def composed(name: str, *words: str) -> DictConfig:
-    return compose_config(*words, primary=name)
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -334,7 +328,7 @@ def every_setting_counts(
     refused: set[str] = set()
     lines: list[str] = []
     for world in worlds:
-        cfg = composed(config, *(world.base or base), *world.overrides)
+        cfg = compose_config(*(world.base or base), *world.overrides, primary=config)
         record, before = numbers_of(cfg, next(folders), {})
         assert record["status"] == "finished", world
         of = f"{record.get('method', config)} {' '.join(world.overrides)}"
@@ -352,7 +346,7 @@ def every_setting_counts(
                     break
             if after is None:
                 refused.add(shared)
-            elif differences(plain(before), plain(after), ""):
+            elif records.differences(records.plain(before), records.plain(after), ""):
                 fine.add(shared)
             else:
                 lines.append(f"{name}: {value} or {another} is the same ({of})")
@@ -361,7 +355,7 @@ def every_setting_counts(
             changed = with_others(cfg, idle, CHECKS.get(config, bool))
             assert changed != cfg, f"no other value of {idle} passes the checks ({of})"
             _, after = numbers_of(changed, next(folders), before)
-            if found := differences(plain(before), plain(after), ""):
+            if found := records.differences(records.plain(before), records.plain(after), ""):
                 lines.append(f"what is said to have no effect has one ({of}): {found[0]}")
     more = [f"{name}: every other value is refused" for name in refused - fine - FIXED.keys()]
     assert not lines + more, "\n".join(lines + more)
@@ -448,7 +442,7 @@ def test_every_setting_of_an_attack(tmp_path: Path) -> None:
         "network": (*NETWORK, "method=none", "objective.max_steps=1"),
     }
     for name, words in runs.items():
-        train.run(composed("train", *words), tmp_path / name, quiet=True)
+        train.run(compose_config(*words), tmp_path / name, quiet=True)
     regression, classes, pair, network = (f"run={tmp_path / name}" for name in runs)
     worlds = (
         World((regression, "attack.budget.flops=1e4")),  # less than Adam would take
@@ -461,7 +455,7 @@ def test_every_setting_of_an_attack(tmp_path: Path) -> None:
     every_setting_counts(attack_numbers, "attack", GRID, worlds, tmp_path / "attacks")
     for name in ("attack.attacks.whiten.inner.ridge.tier", "attack.attacks.last_block.probe.tier"):
         with pytest.raises(UserError, match=f"{name} has no effect here: an inner attack has that of the one it is in"):
-            attack.run(composed("attack", *GRID, regression, f"{name}=T1"), given=[name])
+            attack.run(compose_config(*GRID, regression, f"{name}=T1", primary="attack"), given=[name])
 
 
 def test_every_setting_of_a_pretraining(tmp_path: Path) -> None:
@@ -479,7 +473,7 @@ COMPUTED = (*NETWORK, "method=closed_form", "+trainer.precision=64-true")
 def test_what_was_asked_for_and_does_nothing_is_refused(words: tuple[str, ...], name: str, tmp_path: Path) -> None:
     """What that is has been seen above."""
     with pytest.raises(UserError, match=f"{name} has no effect here: "):
-        train.run(composed("train", *words), tmp_path / "run", quiet=True, given=[name])
+        train.run(compose_config(*words), tmp_path / "run", quiet=True, given=[name])
 
 
 def test_what_timm_has_to_be_given_is_not_refused() -> None:

@@ -5,13 +5,12 @@ from types import SimpleNamespace
 import torch
 
 from immunize import memoize as module
-from immunize.memoize import give_back_memory, memoize
 
 
 def counting(size):
     calls = []
 
-    @memoize(size)
+    @module.memoize(size)
     def double(x, factor=2):
         calls.append(factor)
         return factor * x
@@ -53,8 +52,8 @@ def test_memory_goes_back_unless_the_process_was_told_to_keep_it(monkeypatch):
     trimmed = []
     monkeypatch.setattr(module.ctypes, "pythonapi", SimpleNamespace(malloc_trim=trimmed.append))
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
-    give_back_memory()
+    module.give_back_memory()
     assert trimmed == [0]
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
-    give_back_memory()
+    module.give_back_memory()
     assert trimmed == [0]

@@ -15,7 +15,6 @@ import torch
 
 from immunize import processes
 from immunize.errors import UserError
-from immunize.processes import SPEC, beside, can_fork, is_first, process_count, run_processes, started_outside
 from immunize.threads import cpu_threads
 from tests.commands import ROOT, Command
 from tests.training.two_processes import METHODS
@@ -29,7 +28,7 @@ def test_result_is_that_of_another_process_at_the_same_time(tmp_path: Path) -> N
             time.sleep(0.01)
         return os.getpid(), said.read_text(), torch.arange(1e6, dtype=torch.float64)
 
-    with cpu_threads(1), beside(work) as result:
+    with cpu_threads(1), processes.beside(work) as result:
         said.write_text("both")
         process, text, theta = result()
     assert process != os.getpid()
@@ -46,7 +45,7 @@ def test_work_of_a_fork_that_failed_is_done_here(end: object) -> None:
             end()  # type: ignore[operator]
         return os.getpid()
 
-    with beside(work) as result:
+    with processes.beside(work) as result:
         assert result() == here
 
 
@@ -54,7 +53,7 @@ def test_error_is_raised_here_and_not_printed_twice(capfd: pytest.CaptureFixture
     def work() -> None:
         raise ValueError("wrong")
 
-    with beside(work) as result, pytest.raises(ValueError, match="wrong"):
+    with processes.beside(work) as result, pytest.raises(ValueError, match="wrong"):
         result()
     assert capfd.readouterr() == ("", "")
 
@@ -63,7 +62,7 @@ def test_fork_is_gone_when_the_body_is_interrupted() -> None:
     before = set(multiprocessing.active_children())
 
     def interrupted() -> None:
-        with beside(lambda: time.sleep(600)):
+        with processes.beside(lambda: time.sleep(600)):
             assert len(set(multiprocessing.active_children()) - before) == 1
             raise KeyboardInterrupt
 
@@ -81,7 +80,7 @@ def test_ctrl_c_does_not_reach_the_fork(tmp_path: Path) -> None:
             time.sleep(0.01)
         return "done"
 
-    with beside(work) as result:
+    with processes.beside(work) as result:
         while not (begun.exists() and begun.read_text()):
             time.sleep(0.01)
         os.kill(int(begun.read_text()), signal.SIGINT)
@@ -94,13 +93,13 @@ def test_no_fork_without_a_core_for_it_or_beside_other_processes(monkeypatch: py
     for name in processes.OUTSIDE:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
-    assert can_fork(2)
-    assert not can_fork(3)
+    assert processes.can_fork(2)
+    assert not processes.can_fork(3)
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert not can_fork(2)
+    assert not processes.can_fork(2)
     monkeypatch.delenv("LOCAL_RANK")
     monkeypatch.setattr("sys.platform", "darwin")
-    assert not can_fork(2)
+    assert not processes.can_fork(2)
 
 
 SLACK = 1e-9
@@ -145,7 +144,7 @@ def test_loss_gradient_kappa_and_rir_are_those_of_one_process(method: str, steps
     ],
 )
 def test_processes_a_trainer_asks_for(trainer: dict[str, Any], count: int) -> None:
-    assert process_count(trainer) == count
+    assert processes.process_count(trainer) == count
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,7 @@ def test_processes_that_cannot_be_started(trainer: dict[str, Any], monkeypatch: 
     for name in ("LOCAL_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UserError, match=r"devices|srun"):
-        process_count(trainer)
+        processes.process_count(trainer)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +170,8 @@ def test_processes_that_cannot_be_started(trainer: dict[str, Any], monkeypatch: 
     ],
 )
 def test_which_process_this_is(environment: dict[str, str], outside: bool, first: bool) -> None:
-    assert started_outside(environment) == outside
-    assert is_first(environment) == first
+    assert processes.started_outside(environment) == outside
+    assert processes.is_first(environment) == first
 
 
 WORKER = """
@@ -226,8 +225,8 @@ def test_one_of_two_writes_the_record_whatever_rank_is_inherited(
     )
     for name, value in INHERITED.items():
         monkeypatch.setenv(name, value)
-    run_processes({}, tmp_path, 2, worker)
-    assert not (tmp_path / SPEC).exists()
+    processes.run_processes({}, tmp_path, 2, worker)
+    assert not (tmp_path / processes.SPEC).exists()
     assert "LOCAL_RANK" not in os.environ
     found = [json.loads((tmp_path / f"of_{rank}.json").read_text()) for rank in range(2)]
     assert found == [{"rank": rank, "of": str(rank), "total": 3, "slurm": []} for rank in range(2)]
@@ -238,7 +237,7 @@ def test_one_that_fails_ends_the_others(worker: str, tmp_path: Path, monkeypatch
     monkeypatch.setattr("immunize.processes.GRACE", 0.5)
     started = time.monotonic()
     with pytest.raises(UserError, match="exit codes"):
-        run_processes({"fails": "1"}, tmp_path, 2, worker)
+        processes.run_processes({"fails": "1"}, tmp_path, 2, worker)
     assert time.monotonic() - started < 30
 
 
@@ -254,7 +253,7 @@ def test_sigterm_is_passed_on_and_processes_that_do_not_end_are_ended(
     signal.setitimer(signal.ITIMER_REAL, 1.5)
     try:
         with pytest.raises(SystemExit) as ended:
-            run_processes({"fails": "nobody"}, tmp_path, 2, worker)
+            processes.run_processes({"fails": "nobody"}, tmp_path, 2, worker)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

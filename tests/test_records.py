@@ -25,16 +25,6 @@ from immunize import records, train
 from immunize.checkpoints import load_checkpoint
 from immunize.errors import CheckpointError
 from immunize.evaluation import evaluate_part, part_numbers
-from immunize.records import (
-    CHECKPOINT,
-    RECORD,
-    SCHEMA_VERSION,
-    merged,
-    plain,
-    read_record,
-    whole_config,
-    write_record,
-)
 from immunize.report.naming import pair_label
 from immunize.report.one_run import show_record
 from immunize.settings import refuse_finished
@@ -46,7 +36,7 @@ NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
 
 @pytest.fixture
 def record(finished_run: Path) -> dict[str, Any]:
-    stored: dict[str, Any] = strict_json(finished_run / RECORD)
+    stored: dict[str, Any] = strict_json(finished_run / records.RECORD)
     return stored
 
 
@@ -119,7 +109,7 @@ def test_the_command_can_be_given_again(
 
 
 def test_the_configuration_is_enough_to_repeat_the_run(record: dict[str, Any], tmp_path: Path) -> None:
-    assert whole_config(record) == OmegaConf.to_container(tiny(*FINISHED), resolve=True, enum_to_str=True)
+    assert records.whole_config(record) == OmegaConf.to_container(tiny(*FINISHED), resolve=True, enum_to_str=True)
     cfg = tiny("seed=5", "method=none")  # a composed configuration with other values, filled from the record
     OmegaConf.set_readonly(cfg, False)
     cfg.method = OmegaConf.create(record["config"]["method"])
@@ -137,7 +127,7 @@ def test_same_seed_same_numbers_other_seed_other_numbers(
 ) -> None:
     torch.manual_seed(12345)  # nothing may depend on the state that a caller leaves
     returned = run_tiny(tmp_path / "same", "log_every=1", "monitor_every=1", "guard=warn")
-    same = read_record(tmp_path / "same")
+    same = records.read_record(tmp_path / "same")
     assert json.loads(json.dumps(returned, allow_nan=True).replace("Infinity", "null")) == same
     for key in (*NUMBERS, "data_hash", "data"):
         assert same[key] == record[key], key
@@ -155,13 +145,13 @@ def test_same_seed_same_numbers_other_seed_other_numbers(
     "extra", [["objective.batch_size=8"], ["method=imma"], ["objective.early_stopping=true", "objective.check_every=5"]]
 )
 def test_same_seed_same_numbers_in_every_mode(extra: list[str], tmp_path: Path) -> None:
-    records = []
+    found = []
     for name in "ab":
-        torch.rand(len(records) + 1)
-        records.append(run_tiny(tmp_path / name, "objective.epochs=10", *extra))
+        torch.rand(len(found) + 1)
+        found.append(run_tiny(tmp_path / name, "objective.epochs=10", *extra))
     for key in NUMBERS:
-        assert records[0][key] == records[1][key]
-    assert records[0]["training"]["fit"]["steps"] == records[1]["training"]["fit"]["steps"]
+        assert found[0][key] == found[1][key]
+    assert found[0]["training"]["fit"]["steps"] == found[1]["training"]["fit"]["steps"]
 
 
 def test_data_hash_is_of_the_data(record: dict[str, Any]) -> None:
@@ -186,18 +176,21 @@ def test_numbers_of_arrays_and_tensors_such_as_a_method_of_others_tells_are_writ
         "kept": torch.tensor([1.0, torch.inf]),
         "at": (np.eye(1),),
     }
-    assert plain(of_others) == {"rank": 3, "ratio": 0.5, "kept": [1.0, None], "at": [[[1.0]]]}
+    assert records.plain(of_others) == {"rank": 3, "ratio": 0.5, "kept": [1.0, None], "at": [[[1.0]]]}
 
 
 def test_infinities_and_nan_become_null(tmp_path: Path) -> None:
     values = {"a": float("nan"), "b": [1.5, float("inf")], 3: (float("-inf"), True), "c": None, "d": {"e": 1e308}}
-    path = write_record(tmp_path, values)
-    assert path == tmp_path / RECORD
+    path = records.write_record(tmp_path, values)
+    assert path == tmp_path / records.RECORD
     assert strict_json(path) == {"a": None, "b": [1.5, None], "3": [None, True], "c": None, "d": {"e": 1e308}}
 
 
+VERSION = records.SCHEMA_VERSION
+
+
 def whole(**changes: Any) -> dict[str, Any]:
-    return {"schema_version": SCHEMA_VERSION, "status": "finished", "config": {}, **changes}
+    return {"schema_version": VERSION, "status": "finished", "config": {}, **changes}
 
 
 @pytest.mark.parametrize(
@@ -209,20 +202,20 @@ def whole(**changes: Any) -> dict[str, Any]:
         (b"\xff\xfe\x00", "cannot be read"),
         ("null", "not a record"),
         ('{"status": "finished"}', "not a record"),
-        (json.dumps(whole(schema_version=SCHEMA_VERSION + 1)), f"version {SCHEMA_VERSION + 1}.*reads {SCHEMA_VERSION}"),
+        (json.dumps(whole(schema_version=VERSION + 1)), f"version {VERSION + 1}.*reads {VERSION}"),
         (json.dumps({"status": "finished", "config": {}}), "version None"),
     ],
 )
 def test_what_is_not_a_record_is_refused(text: Any, words: str, tmp_path: Path) -> None:
     if text is Path:
-        (tmp_path / RECORD).mkdir()
+        (tmp_path / records.RECORD).mkdir()
     elif text is not None:
-        (tmp_path / RECORD).write_bytes(text if isinstance(text, bytes) else text.encode())
+        (tmp_path / records.RECORD).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(CheckpointError, match=words) as error:
-        read_record(tmp_path)
+        records.read_record(tmp_path)
     assert str(tmp_path) in str(error.value)
     refuse_finished(tmp_path, overwrite=False)  # there is nothing to be kept
-    write_record(tmp_path / "ended", whole(status="interrupted"))
+    records.write_record(tmp_path / "ended", whole(status="interrupted"))
     refuse_finished(tmp_path / "ended", overwrite=False)
 
 
@@ -237,10 +230,10 @@ def test_cross_fit_beside_the_fit_is_the_same_to_the_bit(
     monkeypatch.setattr(experiment, "can_fork", lambda count: count == 2)
     monkeypatch.setattr(experiment, "beside", lambda work: forked.append(1) or beside(work))
     overrides = ("harmful=housing", f"data_root={data_root}", "objective.epochs=20", "probe_steps=50", "logger=none")
-    records = [train.run(compose_config(*overrides), tmp_path / str(quiet), quiet=quiet) for quiet in (False, True)]
+    found = [train.run(compose_config(*overrides), tmp_path / str(quiet), quiet=quiet) for quiet in (False, True)]
     assert forked == [1]  # a sweep, which is quiet, has its other runs on the cores
-    assert records[0]["metrics"] == records[1]["metrics"]
-    thetas = [load_checkpoint(tmp_path / str(quiet) / CHECKPOINT, 79) for quiet in (False, True)]
+    assert found[0]["metrics"] == found[1]["metrics"]
+    thetas = [load_checkpoint(tmp_path / str(quiet) / records.CHECKPOINT, 79) for quiet in (False, True)]
     assert thetas[0].keys() == thetas[1].keys() == {"fit", "cross_fit"}
     assert all(torch.equal(theta, thetas[1][name]) for name, theta in thetas[0].items())
 
@@ -271,7 +264,7 @@ def test_commit_is_dirty_by_code_alone(tmp_path: Path, monkeypatch: pytest.Monke
 def test_merged_shares_nothing() -> None:
     one: dict[str, Any] = {"a": {"b": [1]}}
     over: dict[str, Any] = {"a": {"c": [2]}}
-    result = merged(one, over)
+    result = records.merged(one, over)
     assert result == {"a": {"b": [1], "c": [2]}}
     result["a"]["b"].append(3)
     result["a"]["c"].append(3)

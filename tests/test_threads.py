@@ -14,7 +14,6 @@ import torch
 from threadpoolctl import threadpool_info
 
 from immunize import threads
-from immunize.threads import cores, cpu_threads, threads_in_force
 from tests.commands import ENVIRONMENT, ROOT, fresh
 
 FOUR = {0, 1, 2, 3}
@@ -28,9 +27,9 @@ def blas_threads() -> set[int]:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_torch_and_blas_have_that_many_threads_within(fails: bool) -> None:
-    with cpu_threads(2):
+    with threads.cpu_threads(2):
         outside = torch.get_num_threads(), blas_threads()
-        with contextlib.suppress(ArithmeticError), cpu_threads(1), cpu_threads(None):
+        with contextlib.suppress(ArithmeticError), threads.cpu_threads(1), threads.cpu_threads(None):
             assert (torch.get_num_threads(), blas_threads()) == (1, {1})
             if fails:
                 raise ArithmeticError
@@ -93,7 +92,7 @@ def v1(quota: int, folder: str) -> dict[str, str]:
 )
 def test_a_quota_leaves_so_many_cores(machine: Path, told: str, files: dict[str, str], expected: int) -> None:
     in_cgroup(machine, told, files)
-    assert cores(machine) == expected
+    assert threads.cores(machine) == expected
 
 
 @pytest.mark.parametrize("unreadable", ["proc/self/cgroup", "sys/fs/cgroup/cpu.max"])
@@ -104,12 +103,12 @@ def test_an_unreadable_cgroup_file_leaves_what_affinity_does(
     in_cgroup(machine, "0::/\n", {} if "proc" in unreadable else {"cpu.max": "max 100000"})
     (machine / unreadable).unlink()
     (machine / unreadable).mkdir()  # as root reads every file
-    assert cores(machine) == 3
+    assert threads.cores(machine) == 3
     (machine / unreadable).rmdir()
     (machine / unreadable).write_bytes(b"\xff\xfe 1")
-    assert cores(machine) == 3
+    assert threads.cores(machine) == 3
     in_cgroup(machine, "0::/\n", {"cpu.max": "200000 100000"})
-    assert cores(machine) == 2
+    assert threads.cores(machine) == 2
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def test_threads_are_at_most_what_the_quota_leaves(
         monkeypatch.setenv("OMP_NUM_THREADS", openmp)
     threads._log_reduced.cache_clear()
     with caplog.at_level(logging.WARNING):
-        assert [threads_in_force(setting), threads_in_force(setting)] == [expected] * 2
+        assert [threads.threads_in_force(setting), threads.threads_in_force(setting)] == [expected] * 2
     assert caplog.messages == told  # once, although it was asked for twice
 
 

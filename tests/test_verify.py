@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from immunize import attack, verify
-from immunize.attack import FEATURES
 from immunize.checkpoints import save_checkpoint
 from immunize.config import NOT_HASHED
 from immunize.errors import CheckpointError, UserError
@@ -170,7 +169,7 @@ def test_network_is_attacked_again_from_its_images_on(finished_network: Path, tm
     folder = Path(shutil.copytree(finished_network, tmp_path / "copy"))
     attack.run(compose_attack(f"run={folder}", *TINY_NETWORK_GRID, "tiers=[T0,T1]"))
     write_card(folder, folder)
-    features = sorted((folder / FEATURES).iterdir())
+    features = sorted((folder / attack.FEATURES).iterdir())
     for path in features[1:]:
         shutil.copy(features[0], path)
     assert verify.run(folder) == []

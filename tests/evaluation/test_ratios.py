@@ -11,21 +11,6 @@ import torch
 from torch import Tensor
 
 from immunize.evaluation import ratios
-from immunize.evaluation.ratios import (
-    CHUNK,
-    N_GROUPS,
-    PooledRatio,
-    block_grams,
-    blocks_for,
-    bootstrap_counts,
-    draw_groups,
-    generator,
-    gram,
-    group_numbers,
-    group_spectra,
-    log_interval,
-    pooled_ratios,
-)
 from immunize.spectrum import ESTIMATORS, Estimator, Spectrum, spectrum_of_gram
 from tests import reference as ref
 
@@ -46,30 +31,32 @@ def four(n: int = 60, d: int = 8) -> Four:
 
 @pytest.mark.parametrize("n", [100, 199, 250, 1999, 2000, 2099])
 def test_no_group_holds_a_row_twice_and_no_two_share_one_where_there_are_enough(n: int) -> None:
-    groups = draw_groups(n, ref.generator(0))
+    groups = ratios.draw_groups(n, ref.generator(0))
     assert groups.shape == (20, 100)
     assert all(len(set(group.tolist())) == 100 for group in groups)
     assert torch.bincount(groups.flatten(), minlength=n).max() <= math.ceil(20 / (n // 100))
-    assert torch.equal(groups, draw_groups(n, ref.generator(0)))
-    assert not torch.equal(groups, draw_groups(n, ref.generator(1)))
+    assert torch.equal(groups, ratios.draw_groups(n, ref.generator(0)))
+    assert not torch.equal(groups, ratios.draw_groups(n, ref.generator(1)))
     assert 0.4 * n < float(groups.double().mean()) < 0.6 * n
 
 
 def test_each_purpose_has_draws_of_its_own() -> None:
     purposes = [(0, ["groups", "fit"]), (0, ["groups", "held_out"]), (1, ["groups", "fit"]), (0, ["groupsfit"])]
-    first = {float(torch.rand(1, generator=generator(seed, *purpose))) for seed, purpose in purposes}
+    first = {float(torch.rand(1, generator=ratios.generator(seed, *purpose))) for seed, purpose in purposes}
     assert len(first) == 4
 
 
-def groups_of(x: Four, n_groups: int = 5, group_size: int = 10) -> tuple[Tensor, Tensor]:
+def groups_of(x: Four, n_groups: int = 5, group_size: int = 10) -> tuple[Tensor, ...]:
     sizes = {"n_groups": n_groups, "group_size": group_size}
-    return draw_groups(len(x[0]), ref.generator(1), **sizes), draw_groups(len(x[1]), ref.generator(2), **sizes)
+    return tuple(ratios.draw_groups(len(x[side]), ref.generator(side + 1), **sizes) for side in (0, 1))
 
 
 def averaged(x: Four, groups: tuple[Tensor, Tensor], estimator: Estimator = "spectrum") -> dict[str, Any]:
-    sides = [group_spectra(one, groups[i % 2]) for i, one in enumerate(x)]
+    sides = [ratios.group_spectra(one, groups[i % 2]) for i, one in enumerate(x)]
     samples = len(x[0]), len(x[1])
-    return group_numbers(*sides, estimator=estimator, n_samples=samples, rho=RHO, replicates=50, draws=ref.generator(0))
+    return ratios.group_numbers(
+        *sides, estimator=estimator, n_samples=samples, rho=RHO, replicates=50, draws=ref.generator(0)
+    )
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -111,41 +98,41 @@ def test_a_single_group_has_no_spread_and_no_interval() -> None:
 # Over all rows.
 
 
-def pooled(x: Four, replicates: int = 0, seed: int = 0) -> dict[Estimator, PooledRatio]:
-    sides = [block_grams(one, seed=seed) for one in x]
-    return pooled_ratios(*sides, rho=RHO, replicates=replicates, draws=ref.generator(seed + 1))
+def pooled(x: Four, replicates: int = 0, seed: int = 0) -> dict[Estimator, ratios.PooledRatio]:
+    sides = [ratios.block_grams(one, seed=seed) for one in x]
+    return ratios.pooled_ratios(*sides, rho=RHO, replicates=replicates, draws=ref.generator(seed + 1))
 
 
 @pytest.mark.parametrize("n", [1, 31, 999])
 def test_blocks_add_up_to_the_whole_and_differ_by_a_row_at_most(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ratios, "CHUNK", 5)  # rows are dealt 40 at a time
     x = ref.gaussian(n, D, seed=n)
-    sums = block_grams(x, seed=0)
+    sums = ratios.block_grams(x, seed=0)
     assert sums.n_samples == n
     assert (sums.blocks.sum(0) - x.T @ x).abs().max() < 1e-11
     # rows of length 1 make the trace a count
-    counts = block_grams(x / x.norm(dim=1, keepdim=True), seed=0).blocks.diagonal(dim1=1, dim2=2).sum(1)
+    counts = ratios.block_grams(x / x.norm(dim=1, keepdim=True), seed=0).blocks.diagonal(dim1=1, dim2=2).sum(1)
     assert (counts - counts.round()).abs().max() < 1e-9
     assert set(counts.round().int().tolist()) <= {n // 32, -(-n // 32)}
 
 
 def test_rows_longer_than_a_chunk() -> None:
-    x = ref.gaussian(2 * CHUNK + 17, 3, seed=2)
-    assert (gram(x) / (x.T @ x) - 1).abs().max() < 1e-9
+    x = ref.gaussian(2 * ratios.CHUNK + 17, 3, seed=2)
+    assert (ratios.gram(x) / (x.T @ x) - 1).abs().max() < 1e-9
     single = x.float()
-    assert (gram(single) - single.double().T @ single.double()).abs().max() < 1e-9
+    assert (ratios.gram(single) - single.double().T @ single.double()).abs().max() < 1e-9
 
 
 def test_rows_are_dealt_at_random() -> None:
     """A sorted data set: each block has rows of the whole range."""
     x = torch.arange(2560, dtype=torch.float64)[:, None].sqrt()
-    means = block_grams(x, seed=0).blocks.flatten() / 80
+    means = ratios.block_grams(x, seed=0).blocks.flatten() / 80
     assert means.std() / means.mean() < 0.2
-    assert not torch.equal(means, block_grams(x, seed=1).blocks.flatten() / 80)
+    assert not torch.equal(means, ratios.block_grams(x, seed=1).blocks.flatten() / 80)
 
 
 def test_blocks_stay_below_their_memory() -> None:
-    assert [blocks_for(d) for d in (64, 512, 768, 1024, 2048)] == [32, 32, 28, 16, 8]
+    assert [ratios.blocks_for(d) for d in (64, 512, 768, 1024, 2048)] == [32, 32, 28, 16, 8]
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -162,7 +149,7 @@ def test_ratios_are_those_of_the_whole_matrices(n: int, estimator: Estimator) ->
 
 def test_no_rows_and_different_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="no rows"):
-        block_grams(torch.empty(0, D), seed=0)
+        ratios.block_grams(torch.empty(0, D), seed=0)
     x, shorter = ref.gaussian(30, D, seed=1), ref.gaussian(29, D, seed=1)
     with pytest.raises(ValueError, match="30 rows and θ_0 29"):
         pooled((x, x, shorter, x))
@@ -172,7 +159,7 @@ def test_no_rows_and_different_rows_are_refused() -> None:
 
 
 def test_resamples_are_as_large_as_the_sample() -> None:
-    counts = bootstrap_counts(7, 500, ref.generator(0))
+    counts = ratios.bootstrap_counts(7, 500, ref.generator(0))
     assert (counts.sum(1) == 7).all()
     assert counts.mean(0).sub(1).abs().max() < 0.2
     assert counts.var(0).mean() == pytest.approx(6 / 7, abs=0.1)  # of a multinomial
@@ -182,12 +169,12 @@ def test_resamples_are_as_large_as_the_sample() -> None:
     ("estimate", "replicates", "units"), [(2.0, [], 9), (2.0, [1.0, 3.0], 1), (math.inf, [1, 2], 5)]
 )
 def test_where_nothing_is_known_the_interval_is_unbounded(estimate: float, replicates: list[float], units: int) -> None:
-    assert log_interval(estimate, replicates, units) == (0, math.inf)
+    assert ratios.log_interval(estimate, replicates, units) == (0, math.inf)
 
 
 def test_a_resample_is_the_matrix_with_repeated_rows() -> None:
     x = ref.gaussian(32, D, seed=10)
-    sums = block_grams(x, seed=0)  # one row a block
+    sums = ratios.block_grams(x, seed=0)  # one row a block
     rows = [int((sums.blocks[i] - torch.einsum("ni,nj->nij", x, x)).abs().sum((1, 2)).argmin()) for i in range(32)]
     assert sorted(rows) == list(range(32))
     counts = torch.tensor([3, 0, 2] + [1] * 27 + [0, 0], dtype=torch.float64)
@@ -227,13 +214,13 @@ def with_kappa(kappa: float) -> Spectrum:
 def test_intervals_cover_the_true_mean_over_groups() -> None:
     """κ_g(θ_I)/κ_g(θ_0) is log-normal with mean exp(s²/2); 95 % intervals from 20 groups, 200 times."""
     s, trials, hits = 0.4, 200, 0
-    plain, baseline = [with_kappa(1.0)] * N_GROUPS, [with_kappa(10.0)] * N_GROUPS
+    plain, baseline = [with_kappa(1.0)] * ratios.N_GROUPS, [with_kappa(10.0)] * ratios.N_GROUPS
     for trial in range(trials):
-        logs = torch.randn(N_GROUPS, generator=ref.generator(trial), dtype=torch.float64) * s
+        logs = torch.randn(ratios.N_GROUPS, generator=ref.generator(trial), dtype=torch.float64) * s
         harmful = [with_kappa(10 * math.exp(float(z))) for z in logs]
-        found = group_numbers(
+        found = ratios.group_numbers(
             *(plain, harmful, plain, baseline),
-            n_samples=(N_GROUPS * 100,) * 2,
+            n_samples=(ratios.N_GROUPS * 100,) * 2,
             replicates=60,
             draws=ref.generator(trial + 10_000),
         )
@@ -248,9 +235,11 @@ def test_intervals_cover_the_mean_over_groups_that_share_rows() -> None:
 
     def found(n: int, seed: int, groups: int) -> dict[str, Any]:
         x_p, x_h = ref.gaussian(n, 4, seed=2 * seed), ref.gaussian(n, 4, seed=2 * seed + 1)
-        drawn = [draw_groups(n, ref.generator(side), **sizes | {"n_groups": groups}) for side in (seed, seed + 999)]
-        sides = [group_spectra(x, drawn[i % 2]) for i, x in enumerate((x_p, x_h @ theta, x_p, x_h))]
-        return group_numbers(*sides, n_samples=(9999, n), replicates=60, draws=ref.generator(seed))
+        drawn = [
+            ratios.draw_groups(n, ref.generator(side), **sizes | {"n_groups": groups}) for side in (seed, seed + 999)
+        ]
+        sides = [ratios.group_spectra(x, drawn[i % 2]) for i, x in enumerate((x_p, x_h @ theta, x_p, x_h))]
+        return ratios.group_numbers(*sides, n_samples=(9999, n), replicates=60, draws=ref.generator(seed))
 
     truth = found(20_000, 0, 1000)["ratio_harmful"]
     for n, enough in ((60, 0.93), (100, 0.9)):

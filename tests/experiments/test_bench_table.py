@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from experiments.bench import attack, deep, start, table
-from experiments.bench.deep import NETWORKS, Steps, in_turns, random_batch
 from experiments.bench.machine import HERE, MACHINE, ROOT, read, write_csv
 from immunize.report.loading import write_results
 from tests.composing import compose_config
@@ -108,7 +107,7 @@ def test_attack_grid_is_measured() -> None:
 @pytest.mark.parametrize("name", ["resnet18_64px", "vit_small"])
 def test_networks_are_those_of_the_configurations(name: str) -> None:
     model = compose_config(f"model={name}", "harmful=digits", "objective=resnet_small_digits").model
-    spec = NETWORKS[name]
+    spec = deep.NETWORKS[name]
     assert (spec.architecture, [spec.trainable]) == (model.architecture, list(model.trainable))
     assert (spec.image_size, dict(spec.kwargs)) == (model.image_size, dict(model.kwargs))
 
@@ -118,7 +117,7 @@ def test_both_steps_do_the_same_but_for_the_regularizers() -> None:
     moved = []
     for name in ("immunize", "plain"):
         torch.manual_seed(0)
-        steps = Steps(NETWORKS["vit_small"].build(), random_batch(4, 32))
+        steps = deep.Steps(deep.NETWORKS["vit_small"].build(), deep.random_batch(4, 32))
         before = steps.net.head.weight.detach().clone()
         frozen = steps.net.network.get_submodule("blocks.0.attn.qkv").weight.detach().clone()  # type: ignore[operator]
         for group in steps.optimizer.param_groups:
@@ -133,7 +132,7 @@ def test_both_steps_do_the_same_but_for_the_regularizers() -> None:
 
 def test_a_step_is_measured_by_the_shortest_time_of_each() -> None:
     calls: list[str] = []
-    times = in_turns(lambda: calls.append("a"), lambda: calls.append("b"), seconds=0.0, fewest=2)
+    times = deep.in_turns(lambda: calls.append("a"), lambda: calls.append("b"), seconds=0.0, fewest=2)
     assert calls == ["a", "b"] * 3  # one to warm up
     assert all(0 <= wall < 1 and 0 <= process < 1 for wall, process in times)
     row = deep.measure_step("vit_small", 4, 0.0)

@@ -16,7 +16,6 @@ import pytest
 from experiments import summary
 from immunize.report import loading
 from immunize.report.experiments import Request, report_experiment
-from immunize.report.loading import load_records
 from immunize.report.summary import groups_of, write_summary
 from tests.report.making import EXPERIMENTS
 
@@ -68,20 +67,20 @@ def test_of_fine_tuning_the_mean_share_that_comes_back_and_the_median_step_are_t
 
 
 def test_seeds_stand_together_where_each_has_its_own_theta_0() -> None:
-    records = load_records(EXPERIMENTS / "table3_digits")
+    records = loading.load_records(EXPERIMENTS / "table3_digits")
     groups = groups_of(records)
     assert len(groups) == len({(record["model"], record["method"]) for record in records})
     assert all([record["seed"] for record in group] == [0, 1, 2] for group in groups)
 
 
 def test_a_copy_of_a_run_is_no_second_run() -> None:
-    records = load_records(EXPERIMENTS / "table3_digits")
+    records = loading.load_records(EXPERIMENTS / "table3_digits")
     with pytest.raises(ValueError, match="is there twice"):
         groups_of([*records, records[3]])
 
 
 def test_two_theta_0_of_one_seed_stand_apart() -> None:
-    record = load_records(EXPERIMENTS / "table3_digits")[0]
+    record = loading.load_records(EXPERIMENTS / "table3_digits")[0]
     other = record | {"network": record["network"] | {"theta_0_sha256": "0" * 64}}
     assert len(groups_of([record, other])) == 2
     assert len(groups_of([record, other | {"seed": record["seed"] + 1}])) == 1
@@ -89,6 +88,6 @@ def test_two_theta_0_of_one_seed_stand_apart() -> None:
 
 @pytest.mark.parametrize("folder", SUMMARIES)
 def test_a_committed_summary_is_what_its_records_make(folder: str, tmp_path: Path) -> None:
-    write_summary(load_records(EXPERIMENTS / folder), tmp_path)
+    write_summary(loading.load_records(EXPERIMENTS / folder), tmp_path)
     for name in ("table.md", "results.csv.gz"):
         assert (tmp_path / name).read_bytes() == (EXPERIMENTS / folder / name).read_bytes()

@@ -18,8 +18,6 @@ from immunize.report import naming, results
 from immunize.report.curves import PROBE_ACCURACIES, PROBES, THETA_0, csv_of, probe_bands, read_bands
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
-from immunize.report.naming import PARTS, RATIOS
-from immunize.report.results import by_setting
 from immunize.report.table import short
 from immunize.spectrum import ACCURACY_SLACK, HARDER_BY
 from tests.report.making import EXPERIMENTS, Record, reported, row, shown, tables_of, with_change
@@ -63,8 +61,8 @@ def test_cells_are_those_of_the_records() -> None:
         for kind, heading in (("metrics_groups", "20 × 100 groups"), ("metrics", "pooled")):
             for estimator in ("spectrum", "ridge"):
                 cells = row(tables, f"RIR_θ0, {heading}, by `{estimator}`", method, model)
-                for part in PARTS:
-                    for column, key in zip(("(i) ↑", "(ii) ↓", "RIR ↑"), RATIOS, strict=True):
+                for part in naming.PARTS:
+                    for column, key in zip(("(i) ↑", "(ii) ↓", "RIR ↑"), naming.RATIOS, strict=True):
                         shown = cells[f"{column} {part}, {estimator}"].partition(" (")[0]
                         assert shown == cell(f"{kind}/{part}/{estimator}/{key}")
                 ends = np.array([json.loads(text) for text in of[f"{kind}/held_out/{estimator}/interval/rir"]])
@@ -103,7 +101,7 @@ def test_records_that_do_not_belong_together_are_refused(changes: Record, messag
     if "metrics_groups" in changes:
         del records[0]["metrics_groups"]
     with pytest.raises(ValueError, match=message):
-        by_setting(records)
+        results.by_setting(records)
 
 
 def test_settings_without_any_run_are_told(records: list[Record], tmp_path: Path) -> None:
@@ -115,7 +113,7 @@ def test_settings_without_any_run_are_told(records: list[Record], tmp_path: Path
 
 
 def test_bands_are_means_and_ranges_and_read_as_they_were_written(curves: list[Record], tmp_path: Path) -> None:
-    bands = probe_bands(by_setting(curves))
+    bands = probe_bands(results.by_setting(curves))
     groups = bands.groupby(["optimizer", "data_set", "extractor"], sort=False)
     assert groups.ngroups == 2 * 3
     for (optimizer, role, extractor), band in groups:
@@ -152,7 +150,7 @@ def test_probes_of_different_lengths_are_not_averaged(curves: list[Record]) -> N
     curve = curves[1]["curves"]["probe"]["gd"]["harmful"]["immunized"]
     curve["steps"], curve["accuracy"] = curve["steps"][:-1], curve["accuracy"][:-1]
     with pytest.raises(ValueError, match="probes by gd took different steps"):
-        probe_bands(by_setting(curves))
+        probe_bands(results.by_setting(curves))
 
 
 # One run.

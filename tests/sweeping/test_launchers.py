@@ -21,7 +21,6 @@ from hydra.plugins.launcher import Launcher
 from immunize.processes import closing_pool
 from immunize.sweeping import launching
 from immunize.sweeping.job import Outcome
-from immunize.sweeping.launching import Job, PoolLauncher
 from tests.commands import fresh
 
 ROOT = Path(__file__).parents[2]
@@ -101,24 +100,24 @@ def test_a_death_while_the_next_run_is_looked_for_fails_what_was_handed_out_as_w
             pools.append(made)
             yield made
 
-    def jobs() -> Iterator[Job]:
-        yield Job(DEADLY, ())
+    def jobs() -> Iterator[launching.Job]:
+        yield launching.Job(DEADLY, ())
         (tmp_path / str(LONG)).touch()
         while not pools[0]._flags.broken:
             time.sleep(0.01)
-        yield from (Job(number, ()) for number in (2, 3))
+        yield from (launching.Job(number, ()) for number in (2, 3))
 
     monkeypatch.setattr(launching, "closing_pool", pool)
-    launcher = PoolLauncher(n_jobs=1)
+    launcher = launching.PoolLauncher(n_jobs=1)
     launcher.jobs = Runs(tmp_path)  # type: ignore[assignment]
     found = {job.number: outcome.status for job, outcome in launcher.outcomes(jobs())}
     assert found == {DEADLY: "failed", 2: "finished", 3: "finished"}
 
 
 def test_a_death_fails_what_was_handed_out_and_nothing_else(tmp_path: Path) -> None:
-    launcher = PoolLauncher(n_jobs=2)
+    launcher = launching.PoolLauncher(n_jobs=2)
     launcher.jobs = Runs(tmp_path)  # type: ignore[assignment]
-    jobs = [Job(number, ()) for number in range(6)]
+    jobs = [launching.Job(number, ()) for number in range(6)]
     found = {job.number: outcome for job, outcome in launcher.outcomes(iter(jobs))}
     # 2 and 3 waited for a process, 4 and 5 were not handed out yet
     handed_out = range(4)

@@ -17,7 +17,6 @@ from immunize.data.digits import embedded_digits
 from immunize.evaluation.attacks import AttackData, Budget, Cost, FirstOrder, GradientDescent, Rows, judging
 from immunize.evaluation.attacks.curves import Point
 from immunize.evaluation.attacks.grid import Entry, attack_all, in_tier
-from immunize.evaluation.attacks.judging import compare, judge
 from immunize.evaluation.attacks.scoring import Meter
 from tests.attacking import compose_attack
 from tests.evaluation.attacks.making import classes, ill_conditioned, regression, rotation
@@ -64,7 +63,7 @@ def test_undefended_model_gives_every_tier_what_scikit_learn_gets(name: str) -> 
 @pytest.mark.slow
 def test_planted_ill_conditioned_map_stops_t0_and_not_t2() -> None:
     results = {
-        name: [compare(in_tier(cells_of("planted"), name), in_tier(cells_of("plain"), name))]
+        name: [judging.compare(in_tier(cells_of("planted"), name), in_tier(cells_of("plain"), name))]
         for name in ("T0", "T1", "T2", "T3", "T5")
     }
     assert results["T0"][0].held is True
@@ -72,7 +71,7 @@ def test_planted_ill_conditioned_map_stops_t0_and_not_t2() -> None:
     for name in ("T2", "T3", "T5"):
         assert results[name][0].held is False, name
         assert results[name][0].score == pytest.approx(results[name][0].score_reference, abs=ONE_POINT)
-    verdict = judge(results)
+    verdict = judging.judge(results)
     assert verdict["unbroken_up_to"] in ("T0", "T1")
     assert verdict["first_broken"] in ("T1", "T2")
 
@@ -99,13 +98,13 @@ def test_diverging_attack_is_not_a_success_of_the_defence() -> None:
     fine = in_tier(attack_all(classes(), [tame], BUDGET, 0), "T0")
     theirs = attack_all(classes(ill_conditioned(1e4)), [wild], BUDGET, 0)
     assert theirs["wild"]["status"] == "diverged"
-    alone = compare(in_tier(theirs, "T0"), fine)
+    alone = judging.compare(in_tier(theirs, "T0"), fine)
     assert alone.held is None
     assert "wild" in alone.reason
     together = in_tier(attack_all(classes(ill_conditioned(1e4)), [wild, tame], BUDGET, 0), "T0")
-    undecided = compare(together, fine)  # it would have held, but one of the attacks failed by itself
+    undecided = judging.compare(together, fine)  # it would have held, but one of the attacks failed by itself
     assert undecided.held is None
-    broken = compare(in_tier(attack_all(classes(), [wild, tame], BUDGET, 0), "T0"), fine)
+    broken = judging.compare(in_tier(attack_all(classes(), [wild, tame], BUDGET, 0), "T0"), fine)
     assert broken.held is False  # one attack that succeeds is enough
 
 
@@ -126,7 +125,7 @@ def test_of_20_random_rotations_at_most_one_holds_though_single_scores_would_hol
         pairs.append([attack_all(data, attacks, Budget(60), seed) for data in (turned, plain)])
 
     def held(name: str) -> int:
-        return sum(compare(in_tier(turned, name), in_tier(plain, name)).held is True for turned, plain in pairs)
+        return sum(judging.compare(in_tier(turned, name), in_tier(plain, name)).held is True for turned, plain in pairs)
 
     assert [held(name) <= 1 for name in ("T0", "T1", "T2", "T3")] == [True] * 4
     monkeypatch.setattr(judging, "CONFIDENCE", -np.inf)  # the scores alone

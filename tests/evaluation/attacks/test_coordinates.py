@@ -35,7 +35,6 @@ from immunize.evaluation.attacks import (
 )
 from immunize.evaluation.attacks.coordinates import both_axes, feature_scale, principal, thin_svd
 from immunize.evaluation.attacks.grid import Entry, attack_all
-from immunize.evaluation.attacks.lbfgs import together
 from immunize.evaluation.attacks.logistic import Logistic, answers
 from immunize.evaluation.attacks.prepared import REPAIRS
 from immunize.evaluation.attacks.scoring import target_matrix
@@ -309,10 +308,10 @@ def test_questions_of_all_that_wait_are_answered_at_once() -> None:
         rounds.append(questions)
         return [number**2 for number in questions]
 
-    found = together([counting(0, 3), counting(5, 6), counting(7, 7), counting(10, 12)], squares)
+    found = lbfgs.together([counting(0, 3), counting(5, 6), counting(7, 7), counting(10, 12)], squares)
     assert found == [[0, 1, 4], [25], [], [100, 121]]
     assert rounds == [[0, 5, 10], [1, 11], [2]]
-    assert together([], squares) == []
+    assert lbfgs.together([], squares) == []
 
 
 @pytest.mark.parametrize("step", [0, 2])
@@ -333,11 +332,11 @@ def test_a_failure_is_raised_and_ends_the_others(step: int) -> None:
 
     before = threading.active_count()
     with pytest.raises(ValueError, match="no more"):
-        together([patient, failing, patient], lambda questions: [None] * len(questions))
+        lbfgs.together([patient, failing, patient], lambda questions: [None] * len(questions))
     assert ended == ["patient"] * (2 if step else 1)  # the last has not begun where the second fails at once
     ended.clear()
     with pytest.raises(ZeroDivisionError):
-        together([patient], lambda questions: 1 / 0)  # type: ignore[arg-type]
+        lbfgs.together([patient], lambda questions: 1 / 0)  # type: ignore[arg-type]
     assert ended == ["patient"]
     assert threading.active_count() <= before + 1  # the last one may still be on its way out
 
@@ -363,7 +362,7 @@ def test_ctrl_c_while_a_solver_starts_ends_it_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(lbfgs, "SimpleQueue", Impatient)
     monkeypatch.setattr(lbfgs, "ThreadPoolExecutor", Pressed)
     with pytest.raises(KeyboardInterrupt):
-        together([patient], lambda questions: [None] * len(questions))
+        lbfgs.together([patient], lambda questions: [None] * len(questions))
     assert ended == [lbfgs._StoppedError]
 
 

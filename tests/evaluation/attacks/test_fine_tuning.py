@@ -16,7 +16,6 @@ from torch import nn
 from immunize.errors import UserError
 from immunize.evaluation.attacks import AttackData, Budget, FullFinetune, LastBlock, Lora, Ridge, Rows, fine_tuning
 from immunize.evaluation.attacks.curves import best_so_far
-from immunize.evaluation.attacks.fine_tuning import with_share
 from immunize.evaluation.attacks.grid import Entry, attack_all
 from immunize.evaluation.attacks.least_squares import probed_head
 from immunize.evaluation.attacks.network import Inputs, Network
@@ -378,10 +377,10 @@ def test_a_share_is_drawn_once_with_two_classes_and_the_same_for_everybody() -> 
     y = (np.arange(200) == 7).astype(np.int64)
     rows = Rows(x, y)
     data, other = (AttackData(Rows(factor * x, y), rows, rows, 2) for factor in (1, 2))
-    some, same = with_share(data, 0.1, seed=3), with_share(other, 0.1, seed=3)
+    some, same = fine_tuning.with_share(data, 0.1, seed=3), fine_tuning.with_share(other, 0.1, seed=3)
     assert len(some.train) in (20, 21)
     np.testing.assert_array_equal(2 * some.train.x, same.train.x)
     assert set(some.train.y) == {0, 1}
-    assert len(with_share(data, 1e-6, seed=3).train) == 2
-    assert with_share(data, 1.0, seed=3) is data
-    assert not np.array_equal(with_share(data, 0.1, seed=4).train.x, some.train.x)
+    assert len(fine_tuning.with_share(data, 1e-6, seed=3).train) == 2
+    assert fine_tuning.with_share(data, 1.0, seed=3) is data
+    assert not np.array_equal(fine_tuning.with_share(data, 0.1, seed=4).train.x, some.train.x)
