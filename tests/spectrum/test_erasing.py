@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LinearRegression
+from sklearn.covariance import ledoit_wolf_shrinkage
+from sklearn.linear_model import LinearRegression, Ridge
 from torch import Tensor
 
 import immunize
 from immunize.objective.erase import Erase
 from immunize.spectrum import Erasure, cross_fitted_correlation, erase, folds_of
-from immunize.spectrum.erasing import directions_of, erasing_map, same_data
+from immunize.spectrum.erasing import directions_of, erasing_map, ridge_weights, same_data
 from immunize.spectrum.erasing_choice import FOLDS, PROBES, SHRINKAGES, EraseTrial, _Judge, _within_range
 from immunize.spectrum.shrinkage import ledoit_wolf
 from tests import reference as ref
@@ -393,3 +394,14 @@ def test_what_is_protected_are_directions_that_labels_need_and_none_of_rounding(
     options = {"rank": 2, "shrinkage": 0.01, "protect": True}
     classes, target = (erase(x_p, x_h, y, y_pretrain=of, **options).matrix for of in (y_p, y_p.double()))  # type: ignore[arg-type]
     torch.testing.assert_close(classes, target, rtol=1e-6, atol=1e-8)
+
+
+def test_a_ridge_probe_is_scikit_learns_with_ledoit_and_wolfs_penalty() -> None:
+    x, _, _ = data()
+    labels = torch.arange(len(x)) % 3
+    share = ledoit_wolf_shrinkage(x.numpy())  # of the mean variance in a convex combination
+    penalty = share / (1 - share) * float(x.var(dim=0, correction=0).mean()) * len(x)
+    expected = Ridge(penalty).fit(x.numpy(), ref.one_hot(labels).numpy()).coef_.T
+    torch.testing.assert_close(ridge_weights(x, labels), torch.from_numpy(expected))
+    with pytest.raises(ValueError, match="of D_H's features are constant"):
+        ridge_weights(torch.ones(5, 2, dtype=torch.float64), labels[:5])
