@@ -60,8 +60,7 @@ def _html(run: str | None, sweep: str | None, out: str | None) -> None:
         raise UserError("give one of run=<folder> and sweep=<folder>")
     from immunize.report.html import write_run_page, write_sweep_page
 
-    folder, write = (sweep, write_sweep_page) if sweep else (run, write_run_page)
-    assert folder
+    folder, write = str(sweep or run), write_sweep_page if sweep else write_run_page
     print(write(Path(folder), Path(folder if out is None else out)))
 
 

@@ -174,16 +174,17 @@ def front(view: str, numbers: pd.DataFrame) -> tuple[Figure, Table]:
         mean = points[points["setting"] == name].iloc[0]
         if np.isfinite([mean[i], mean[ii]]).all():
             axis.plot(mean[ii], mean[i], "o", color=style_of(method)[0], markersize=7)
-    labelled = points[np.isfinite(points[[i, ii]]).all(axis=1)] if len(points) <= _MOST_LABELS else points[:0]
-    for _, of in labelled.groupby([labelled[ratio].map("{:.2g}".format) for ratio in (i, ii)]):  # in one place
-        x, y = of[[ii, i]].iloc[0]
-        side = {"ha": "right", "xytext": (-6, 4)} if x > labelled[ii].median() else {"xytext": (6, 4)}
-        axis.annotate("\n".join(of["setting"]), (x, y), textcoords="offset points", fontsize=8, **side)
     draw_fronts(axis, points, "model")  # networks of different kinds begin elsewhere
     axis.set(xlabel="(ii), to be small", ylabel="(i), to be large", title=view)
+    labelled = points[np.isfinite(points[[i, ii]]).all(axis=1)] if len(points) <= _MOST_LABELS else points[:0]
+    for _, of in labelled.groupby([np.log10(labelled[ratio]).round(1) for ratio in (i, ii)]):  # in one place
+        y, x = of[[i, ii]].iloc[0]
+        right, top = x**2 > np.prod(axis.get_xlim()), y**2 > np.prod(axis.get_ylim())  # of the frame
+        place = {"xytext": (-6 if right else 6, -6 if top else 6), "va": "top" if top else "bottom"}
+        place |= {"ha": "right" if right else "left", "textcoords": "offset points"}
+        axis.annotate("\n".join(of["setting"]), (x, y), fontsize=8, **place)
     rows = [[p["setting"], short(p[i]), short(p[ii]), "yes" if p["on_front"] else ""] for _, p in points.iterrows()]
-    columns = ("setting", RATIO_HEADS[i], RATIO_HEADS[ii], "on the front")
-    return figure, Table("Geometric means", columns, rows)
+    return figure, Table("Geometric means", ("setting", RATIO_HEADS[i], RATIO_HEADS[ii], "on the front"), rows)
 
 
 def log_maps(view: str, numbers: pd.DataFrame) -> Figure:
