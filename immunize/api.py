@@ -409,7 +409,7 @@ def _cut(
     net = DeepExtractor.from_module(backbone, head, trainable, example=example)
     net.compute_once()
     reference = net.reference()
-    if not net(example.to(device_of(backbone))).requires_grad:
+    if not net(example[:2].to(device_of(backbone))).requires_grad:
         raise UserError(f"trainable={trainable!r}: no gradient reaches it; the backbone's features do not depend on it")
     theta_0 = Once(nn.Sequential(net.trunk, reference.tail))
     kept = [module for module in (net.trunk, theta_0) if isinstance(module, Once)]

@@ -11,7 +11,8 @@ once, before or at the first use of a trainable parameter. Then
 So no architecture has to be taken apart by hand, and no operation can be forgotten: what the tail computes, the network
 computes. Whether somebody uses the zeros after all (a residual connection around B, a skip connection) is not assumed
 but proved: autograd finds no path from them to the output, nor does a look at what every operation takes, which sees
-masks and comparisons too. The deepest boundary that passes is taken.
+masks and comparisons too, but no size that hangs on values, nor into a scripted function. The deepest boundary that
+passes is taken.
 
 Both parts share the network's modules. Only the containers on the way to a replaced module are copied, and those share
 their parameters and buffers, so a parameter or a device that changes in the network changes in both parts.
@@ -96,7 +97,7 @@ class Trunk(nn.Module):
         if images.shape[1:] != self._shape:
             raise ValueError(
                 f"it was cut in two for inputs {tuple(self._shape)}, and the code behind may ask for their size: give "
-                "inputs of one size, such as tokens padded to one length"
+                "inputs of one size: tokens padded to one length, images resized"
             )
         with torch.no_grad(), channels_last(self.net) if self._last else contextlib.nullcontext():
             try:

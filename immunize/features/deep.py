@@ -112,7 +112,8 @@ class DeepExtractor(nn.Module):
         self.data_config = dict(data_config or {})
         self.made_with: dict[str, Any] = {}
         self._trainable = matching_parameters(body, trainable, name)
-        if any(not parameter.is_leaf for parameter in network.parameters()):
+        scripted = any(isinstance(module, torch.jit.ScriptModule) for module in network.modules())
+        if scripted or any(not parameter.is_leaf for parameter in network.parameters()):
             raise UserError(f"{name} is compiled by TorchScript, or computes its weights: give the module it came from")
         for parameter in network.parameters():
             parameter.requires_grad_(False)

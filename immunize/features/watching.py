@@ -148,19 +148,25 @@ def _sizes(one: Call, two: Call) -> Sizes | None:
     return tuple((a, a != b) for a, b in pairs) if all(b in (a, 2 * a) for a, b in pairs) else None
 
 
-TOLD = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "equal", "allclose"}
+TOLD = {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero"} | {
+    f"__{name}__" for name in ("bool", "int", "float", "index", "array", "contains", "format")
+}
 """Functions by which a tensor's values reach Python's code."""
 
 OF_SHAPE = {f"{name}_like" for name in ("zeros", "ones", "full", "empty", "rand", "randn")} | {
-    f"new_{name}" for name in ("zeros", "ones", "full", "empty", "tensor")
+    f"new_{name}" for name in ("zeros", "ones", "full", "empty")
 }
 """Functions whose result has a tensor's shape and none of its values."""
+
+AS_ANOTHER = {"type_as", "expand_as", "view_as", "reshape_as", "to"}
+"""Functions that take of all tensors but the first a shape or a dtype alone."""
 
 
 class Traced(TorchFunctionMode):
     """What is computed within this context from some tensors, directly or not: it contains those and their results.
 
-    Whatever autograd knows of it: masks and comparisons too.
+    Whatever autograd knows of it: masks and comparisons too. Not what hangs on values by its size alone, such as
+    `torch.where(mask)[0]`'s length, nor what a function made by TorchScript does within.
 
     Args:
         given: the tensors; :meth:`add` names more.
@@ -186,10 +192,11 @@ class Traced(TorchFunctionMode):
     ) -> Any:
         """Called by PyTorch instead of every function of tensors."""
         found, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
-        taken = () if name in OF_SHAPE else tree_leaves((args, kwargs))
+        taken = [] if name in OF_SHAPE else tree_leaves(args[:1] if name in AS_ANOTHER else (args, kwargs))
+        taken += [end for one in taken if isinstance(one, slice) for end in (one.start, one.stop, one.step)]
         if any(isinstance(one, Tensor) and one in self for one in taken):
             self.told |= name in TOLD
             self.add(found)
             if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):  # it writes into its first
-                self.add(args[0])
+                self.add([args[0], args[0]._base])  # a view writes into what it is of
         return found

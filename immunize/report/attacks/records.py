@@ -92,15 +92,15 @@ def collected(record: Record) -> Record:
         KeyError: it lacks something that every attack record has.
     """
     subject, config = record["subject"], whole_config(record)
-    results = {task: {name: of[name] for name in _EXTRACTORS} for task, of in record["results"].items()}
     return {
         **{name: record[name] for name in _KEPT},
         **{name: subject[name] for name in _SAID},
         **{name: record[name] for name in _LATER if name in record},
+        "method": subject["method"] or "checkpoint",  # of before such were called by their file
         "seed": config["seeds"][0] if subject["run_seed"] is None else subject["run_seed"],
         "subject": {name: value for name, value in subject.items() if name not in (*_SAID, "run_seed")},
         "config": {name: value for name, value in config.items() if name in _SETTINGS},
-        "results": results,
+        "results": {task: {name: of[name] for name in _EXTRACTORS} for task, of in record["results"].items()},
         "by_attack": {
             task: {name: {attack: _alone(found) for attack, found in attacks.items()} for name, attacks in of.items()}
             for task, of in record["attacks"].items()
