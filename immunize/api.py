@@ -407,10 +407,13 @@ def _cut(
     if given != head.weight.dtype:
         raise UserError(f"the backbone gives {given} and the head is of {head.weight.dtype}: give both as .float()")
     net = DeepExtractor.from_module(backbone, head, trainable, example=example)
+    two = example[:2].to(device_of(backbone))
+    if not net(two).requires_grad:
+        raise UserError(f"trainable={trainable!r}: no gradient reaches it; the backbone's features do not depend on it")
+    with torch.no_grad():
+        net(two)  # as above
     net.compute_once()
     reference = net.reference()
-    if not net(example[:2].to(device_of(backbone))).requires_grad:
-        raise UserError(f"trainable={trainable!r}: no gradient reaches it; the backbone's features do not depend on it")
     theta_0 = Once(nn.Sequential(net.trunk, reference.tail))
     kept = [module for module in (net.trunk, theta_0) if isinstance(module, Once)]
     for once in kept:
