@@ -60,13 +60,26 @@ def check_part(part: Part, what: str) -> None:
     size = float(torch.linalg.vector_norm(part.x, math.inf)) if part.x.numel() else 0.0
     if size == 0:
         raise DataError(f"{what}: the features are a matrix of zeros, which has no condition number; check the file")
-    if not 1 / LARGEST < size < LARGEST:
-        raise DataError(f"{what}: features of a size of {size:.0e}, whose squares float64 cannot hold; change the unit")
+    check_size(size, f"{what}: features")
     if bool((part.x == part.x[0]).all()):
         raise DataError(
             f"{what}: all {part.x.shape[1]} columns are constant ({some(range(part.x.shape[1]), NAMED)}): the "
             f"{len(part):,} rows are one and the same, which leaves nothing to immunize; check the file"
         )
+
+
+def check_size(size: float, what: str) -> None:
+    """Refuse numbers that are too large, or too small, to be squared.
+
+    Args:
+        size: the largest of them, not 0.
+        what: they are, in the message.
+
+    Raises:
+        DataError: they are.
+    """
+    if not 1 / LARGEST < size < LARGEST:
+        raise DataError(f"{what} of a size of {size:.0e}, whose squares float64 cannot hold; change the unit")
 
 
 @dataclass(frozen=True)

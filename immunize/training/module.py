@@ -379,12 +379,15 @@ class DeepModule(ImmunizationModule):
                 f"{self.trainer.ckpt_path} was written before such files held what the record counts: go on with the "
                 "version that wrote it, or delete it, and the training begins anew"
             )
-        for value in checkpoint["state_dict"].values():  # Lightning converts to its precision later, which would round
-            self.to(value.dtype)
-            break
+        _take_precision(self, checkpoint["state_dict"])
         self.objective.weights.update(checkpoint["objective_weights"])
         self.objective.diverged.update(checkpoint["attackers_diverged"])
         self.objective.watched.update(checkpoint["watched"])
+
+
+def _take_precision(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """That of the weights to be loaded: Lightning converts a module to the trainer's only later, which would round."""
+    module.to(dtype=next((value.dtype for value in state.values() if value.is_floating_point()), None))
 
 
 class SupervisedModule(LightningModule):
@@ -429,7 +432,7 @@ class SupervisedModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Put the random states back."""
-        self.to(next(value.dtype for value in checkpoint["state_dict"].values() if value.is_floating_point()))
+        _take_precision(self, checkpoint["state_dict"])
         torch.set_rng_state(checkpoint["torch_random_state"].cpu())
         if "cuda_random_state" in checkpoint and torch.cuda.is_available():
             torch.cuda.set_rng_state(checkpoint["cuda_random_state"].cpu())
