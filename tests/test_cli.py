@@ -6,6 +6,7 @@ imported (`tests.commands`).
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -185,6 +186,30 @@ def test_what_waits_to_be_imported_is_all_there_when_asked_for(tmp_path: Path) -
         "compiled True False False",
         "plotted Figure 3.0 True",
     ], done.stderr
+
+
+ENDING = """
+import atexit, ctypes, sys
+from immunize.importing import start_quickly
+libc = ctypes.CDLL(None)
+libc.strdup.restype = ctypes.c_void_p
+libc.__cxa_atexit(libc.puts, ctypes.c_void_p(libc.strdup(b"the library cleared up")), None)
+atexit.register(print, "registered before")
+start_quickly()
+start_quickly()
+atexit.register(print, "registered after")
+sys.stdout.write("in the buffer, ")
+sys.exit(3)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.pythonapi, "on_exit"), reason="only glibc tells a handler the exit code")
+def test_a_process_ends_without_clearing_up_for_libraries_and_leaves_out_nothing_of_python(tmp_path: Path) -> None:
+    done = fresh("-c", ENDING, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["in the buffer, registered after", "registered before"], done.stderr
+    assert done.returncode == 3
+    slow = fresh("-c", ENDING.replace("start_quickly()\n", ""), cwd=tmp_path)
+    assert "the library cleared up" in slow.stdout
 
 
 def test_ctrl_c_leaves_a_record_and_no_traceback(tmp_path: Path) -> None:
