@@ -94,16 +94,15 @@ class DigitPairSource(SourceBase):
         pair = [of if isinstance(of, int) else list(of) for of in self.pair]
         return self.facts({"pair": pair, **held, "balance_seed": self.seed})
 
-    def select(self, images: Array, labels: Array, stream: int) -> Part:
+    def select(self, labels: Array, stream: int) -> tuple[Array, Array]:
         """This source's images, as many of each label as the rarest digit of the pair has.
 
         Args:
-            images: (N, D) features of all ten digits.
-            labels: (N,) digits.
+            labels: (N,) digits of all images.
             stream: tells the draws of the two parts apart.
 
         Returns:
-            the images of its side; of two labels those of label 0 first.
+            (M,) int64 row numbers of its side, of two labels those of label 0 first, and their labels.
         """
         named = [of for side in self.pair for of in _members(side) if isinstance(of, int)]
         rows, targets = [], []
@@ -112,7 +111,7 @@ class DigitPairSource(SourceBase):
             found = balanced_rows(labels, named, wanted, seed=self.seed, stream=stream, name=self.name)
             rows.append(found)
             targets.append(np.full(len(found), label))
-        return to_part(images[np.concatenate(rows)], np.concatenate(targets))
+        return np.concatenate(rows), np.concatenate(targets)
 
 
 def parse_pair(pair: object, name: str) -> tuple[Side, Side]:
@@ -251,10 +250,12 @@ class Digits(DigitPairSource):
             both parts, (N, 64) each.
         """
         images, labels, held_out = _standardized()
-        return Splits(
-            fit=self.select(images[~held_out], labels[~held_out], stream=0),
-            held_out=self.select(images[held_out], labels[held_out], stream=1),
-        )
+
+        def part(mine: Array, stream: int) -> Part:
+            rows, targets = self.select(labels[mine], stream)
+            return to_part(images[mine][rows], targets)
+
+        return Splits(fit=part(~held_out, 0), held_out=part(held_out, 1))
 
     def images(self) -> DigitImages:
         """The same data set for deep networks: five digits a role, as images; the pair and the seed play no part."""

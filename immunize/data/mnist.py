@@ -25,7 +25,7 @@ import numpy as np
 
 from immunize.data.digits import DigitPairSource
 from immunize.data.images.stored import Array
-from immunize.data.splits import Splits
+from immunize.data.splits import Part, Splits, to_part
 from immunize.errors import DataError, MissingDataError
 
 MEAN, STD = 0.1307, 0.3081
@@ -73,14 +73,15 @@ class Mnist(DigitPairSource):
             DataError: if a file is not an MNIST file, or lacks one of the digits.
         """
         self.require()
-        images, labels = self._read("fit")
-        test_images, test_labels = self._read("held_out")
-        fit = self.select(images, labels, stream=0)
-        held_out = self.select(test_images, test_labels, stream=1)
-        # Normalized after the selection: float64 copies of 60,000 images would take 376 MB.
-        for part in (fit, held_out):
-            part.x.div_(255.0).sub_(MEAN).div_(STD)
-        return Splits(fit, held_out)
+        return Splits(*(self._part(split, stream) for stream, split in enumerate(SPLIT_FILES)))
+
+    def _part(self, split: str, stream: int) -> Part:
+        images, labels = self._read(split)
+        rows, targets = self.select(labels, stream)
+        images = images[rows]  # float64 copies of 60,000 images would take 376 MB
+        part = to_part(images, targets)
+        part.x.div_(255.0).sub_(MEAN).div_(STD)
+        return part
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""

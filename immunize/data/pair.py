@@ -188,7 +188,12 @@ class PairedData(Pair):
 
     @cached_property
     def _loaded(self) -> LoadedPair:
-        return load_pair(*(self.sources[role] for role in ROLES), cross_fit=self.cross_fit)
+        loaded = load_pair(*(self.sources[role] for role in ROLES), cross_fit=self.cross_fit)
+        if (first := self.__dict__.setdefault("_first_hash", loaded.hash)) != loaded.hash:
+            raise DataError(
+                f"the data are no longer those that the run began with: hash {loaded.hash[:12]}, not {first[:12]}"
+            )
+        return loaded
 
     @cached_property
     def _split(self) -> tuple[PairParts, PairParts | None]:
@@ -262,6 +267,11 @@ class PairedData(Pair):
         """
         _ = self.fit
 
+    def release(self) -> None:
+        """Let go of all rows. They are read again when somebody asks for one."""
+        for name in ("_loaded", "_split", "fit", "validation", "held_out"):
+            self.__dict__.pop(name, None)
+
     def in_coordinates(self, basis: Tensor) -> PairedData:
         """The same pair with each row x of `fit` and `validation` replaced by its coordinates x @ basis.
 
@@ -273,6 +283,7 @@ class PairedData(Pair):
             a pair of n features, set up, without held-out rows, which the basis need not span.
         """
         other = copy.copy(self)
+        other.release()
         other.fit = self.fit.in_coordinates(basis)
         other.validation = None if self.validation is None else self.validation.in_coordinates(basis)
         other.held_out = None

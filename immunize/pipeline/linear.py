@@ -88,8 +88,11 @@ class LinearModel:
         basis = None if solved else _basis(self.columns, pair, stopping=self.training.row.early_stopping)
         seen = pair if basis is None else pair.in_coordinates(basis)
         rows = {role: x if basis is None else x @ basis for role, x in compressed(pair.fit).items()}
-        module = self.module(seen, objective, rows)
         facts: dict[str, Any] = {"columns": {"of": pair.n_features, "trained": seen.n_features}}
+        if basis is not None:
+            pair.release()  # the raw rows would be half the memory of the run; measuring reads them again
+            give_back_memory()
+        module = self.module(seen, objective, rows)
         for name, found in (("closed_form", solved), ("init", start)):
             if found is not None:
                 theta, facts[name] = found

@@ -146,6 +146,23 @@ def test_hash_is_of_the_data_and_nothing_else() -> None:
     assert renamed.data_hash != reference
 
 
+def test_rows_that_are_let_go_of_are_read_again_and_have_to_be_the_same() -> None:
+    data = module(validation_fraction=0.4)
+    coordinates, before = data.in_coordinates(torch.eye(2, dtype=torch.float64)), (data.fit, data.validation)
+    assert not {"_loaded", "_split"} & vars(coordinates).keys()  # it holds no rows but its own
+    hashed, other = data.data_hash, Rows(6, offset=2.0)
+    data.release()
+    assert not {"_loaded", "_split", "fit", "validation", "held_out"} & vars(data).keys()
+    for again, first in zip((data.fit, data.validation), before, strict=True):
+        assert torch.equal(again.pretrain.x, first.pretrain.x)
+        assert torch.equal(again.harmful.y, first.harmful.y)
+    assert data.data_hash == hashed
+    data.release()
+    data.sources["harmful"].splits = other.splits
+    with pytest.raises(DataError, match="no longer those that the run began with"):
+        _ = data.held_out
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
