@@ -159,7 +159,9 @@ def whiten(data: AttackData, floor: float) -> tuple[AttackData, Cost]:
     """Principal components of variance one, (·, k); W = V/σ would mix sizes that differ by the κ of the rows."""
     about_mean = principal(data, centred=True)
     axes, (n, d) = about_mean.axes, data.train.x.shape
-    spreads = axes.sigma[axes.sigma**2 > floor * axes.sigma[0] ** 2] / np.sqrt(n)
+    kept = axes.sigma**2 > floor * axes.sigma[0] ** 2
+    kept[0] = True
+    spreads = np.where(axes.sigma[kept] > 0, axes.sigma[kept] / np.sqrt(n), np.inf)
     k, started = len(spreads), time.perf_counter()
     found = about_mean.data.mapped(lambda rows: rows[:, :k] / spreads)
     seconds = axes.seconds + about_mean.seconds + time.perf_counter() - started  # of axes and products all floors share
@@ -262,7 +264,8 @@ class LinearMap(_Preparing):
             x, target = seen.train.x[chosen], data.reference.train.x[chosen]
             offset = target.mean(axis=0)
             # Small singular values are divided by after the projection onto their axes.
-            shrunk = (x.T @ (target - offset)) / (axes.sigma**2 + self.penalty * axes.sigma[0] ** 2)[:, None]
+            squares = axes.sigma**2 + self.penalty * axes.sigma[0] ** 2
+            shrunk = (x.T @ (target - offset)) / np.where(squares > 0, squares, np.inf)[:, None]
             mapped = seen.mapped(lambda rows, a=shrunk, b=offset: rows @ a + b)  # type: ignore[misc]
             flops = svd_flops((count, data.n_features)) + 2.0 * count * min(count, data.n_features) * target.shape[1]
             setup = Cost(1, axes.seconds + time.perf_counter() - started, count, flops)

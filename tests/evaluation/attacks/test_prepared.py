@@ -27,7 +27,7 @@ from immunize.evaluation.attacks import (
     StageProbes,
 )
 from immunize.evaluation.attacks.prepared import REPAIRS
-from tests.evaluation.attacks.making import D, classes, ill_conditioned, regression
+from tests.evaluation.attacks.making import C, D, classes, ill_conditioned, regression
 
 GD = GradientDescent(tier="T3", step="fixed", multipliers=(1.0,))
 PLANTED = ill_conditioned(1e4)
@@ -55,6 +55,13 @@ def test_degenerate_features_are_not_blown_up() -> None:
     rows = Rows(x, np.arange(5) % 2)
     for repair in REPAIRS.values():
         assert np.abs(repair(AttackData(rows, rows, rows, 2), 1e-12)[0].train.x).max() < 10
+
+
+def test_rows_of_zeros_teach_nothing_and_end_no_grid() -> None:
+    data, ridge = classes(np.zeros((D, D))), {"ridge": Ridge(tier="T2", penalties=(1e-6,))}
+    attacks = (Repaired(tier="T3", repair="whiten", inner=ridge), LinearMap(tier="T5", inner=ridge))
+    traces = [attack.run(data, Budget(1), 0).traces[0] for attack in attacks]
+    assert [trace.points[-1].test for trace in traces] == pytest.approx([1 / C, 1 / C], abs=0.01)
 
 
 def test_whitening_floor_leaves_components_out_and_a_decomposition_is_paid_for() -> None:
