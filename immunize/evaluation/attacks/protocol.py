@@ -226,7 +226,7 @@ class Attack(ABC):
         if unknown := [kind for kind in self.kinds or () if kind not in KINDS]:
             raise UserError(f"unknown kind of task {unknown[0]!r}; there are {', '.join(KINDS)}")
         for name in self.grids:
-            if not (grid := getattr(self, name)) or min(grid) <= 0:
+            if not (grid := getattr(self, name)) or not all(number > 0 for number in grid):
                 raise UserError(f"the grid of {name} has to hold at least one number, and positive ones")
 
     @property

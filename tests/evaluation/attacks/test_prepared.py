@@ -148,6 +148,7 @@ def test_kernel_ridge_is_that_of_scikit_learn_and_tells_classes_of_equal_means_a
         lambda: GradientDescent(tier="T9", step="fixed"),
         lambda: GradientDescent(tier="T0", step="newton"),
         lambda: GradientDescent(tier="T0", step="fixed", multipliers=()),
+        lambda: Ridge(tier="T2", penalties=(0.1, float("nan"))),
         *(
             lambda changed=changed: FirstOrder(**FIRST_ORDER | changed)
             for changed in (
