@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from immunize.config import is_deep
 from immunize.errors import UserError
@@ -116,21 +116,24 @@ NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def _check_numbers(target: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse what is no number where the annotation asks for one; annotations with anything else in them pass."""
+    """Refuse what is no number where the annotation asks for one or a tuple of any length; others pass."""
     try:
         found = get_object(target)
         hints = typing.get_type_hints(found.__init__ if inspect.isclass(found) else found)
     except (ImportError, ValueError, NameError, TypeError, AttributeError):
         return  # `instantiate` says it better, or there are no annotations that can be read here
     for name, hint in hints.items():
-        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-        allowed = set(typing.get_args(hint)) if union else {hint}
+        several = typing.get_origin(hint) is tuple and typing.get_args(hint)[1:] == (...,)
+        kind = typing.get_args(hint)[0] if several else hint
+        union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+        allowed = set(typing.get_args(kind)) if union else {kind}
         kinds = allowed - {type(None)}
         if name not in arguments or not kinds or not kinds <= NUMBERS.keys():
             continue
         value = arguments[name]
-        fits = type(value) in kinds or (float in kinds and type(value) is int)
-        if not fits and not (value is None and type(None) in allowed):
+        fitting = allowed | {int} if float in kinds else allowed
+        values = value if several and isinstance(value, list | ListConfig) else [value]
+        if not all(type(one) in fitting for one in values):
             words = " or ".join(word for kind, word in NUMBERS.items() if kind in kinds)
             raise UserError(
                 f"{target}: {name} has to be {words}{', or null' if kinds < allowed else ''}; it is {value}"

@@ -238,6 +238,7 @@ def test_an_attacker_with_rows_of_its_own_has_none_that_the_immunization_saw(tmp
         (("seeds=[1,1]",), "different seeds"),
         (("attack.budget.steps=0",), "budget"),
         (("attack.attacks.ridge.penalties=[-1.0]",), "penalties"),
+        (("attack.attacks.nearest_neighbours.neighbours=[1,2.5]",), "neighbours has to be a whole number"),
         (("+sede=1",), "no setting sede"),
         (("checkpoint=x",), "run=<output folder>, or checkpoint=<file>"),
     ],
