@@ -43,9 +43,10 @@ def run(folder: Path, data_root: str | None = None, tell: Callable[[str], None] 
     """
     from immunize import evaluate
     from immunize.report.card import card_of, card_text
-    from immunize.report.loading import read_sources
+    from immunize.report.loading import lacking_is_told, read_sources
 
-    record, attack = read_sources(folder)
+    with lacking_is_told(f"the attack record in {folder}"):
+        record, attack = read_sources(folder)
     tell("the record: from checkpoint and data")
     _, found = evaluate.run(folder, data_root)
     differing = [f"record: {line}" for line in found]
@@ -53,15 +54,15 @@ def run(folder: Path, data_root: str | None = None, tell: Callable[[str], None] 
         differing += [f"attacks: {line}" for line in _attacks(folder, attack, data_root, tell)]
     if (folder / CARD_JSON).exists() or (folder / CARD_MD).exists():
         tell("the card: from the records")
-        card = card_of(record, attack)
+        with lacking_is_told(f"the record or attack record in {folder}"):
+            card = card_of(record, attack)
+            text = card_text(card, attack)
         if (folder / CARD_JSON).exists():
             stored, again = _json(folder / CARD_JSON), json.loads(json.dumps(card))
             differing += [f"card: {line}" for line in differences(stored, again, "card")]
         else:
             differing.append(f"card: {CARD_JSON} is missing, {CARD_MD} is there")
-        if not (folder / CARD_MD).is_file() or (folder / CARD_MD).read_text(encoding="utf-8") != card_text(
-            card, attack
-        ):
+        if not (folder / CARD_MD).is_file() or (folder / CARD_MD).read_text(encoding="utf-8") != text:
             differing.append(f"card: {CARD_MD} is not what the records say")
     return differing
 
@@ -87,15 +88,20 @@ def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: 
     from immunize.attack import assemble, hash_of_grid, measure
     from immunize.attack_grid.run import RESULTS
     from immunize.records import plain, whole_config
+    from immunize.report.loading import lacking_is_told
 
     if missing := [key for key in (*RESULTS, "config") if key not in attack]:
         raise CheckpointError(f"the attack record in {folder} lacks {', '.join(missing)}")
-    whole = whole_config(attack)
-    if whole["run"] is None:
-        raise CheckpointError(f"the attack record in {folder} is of a checkpoint, not of this run: attack run={folder}")
-    cfg = OmegaConf.merge(whole, {"run": str(folder), "data_root": data_folder(data_root)})
-    assert isinstance(cfg, DictConfig)
-    again = plain(measure(assemble(cfg), tell=tell))
+    with lacking_is_told(f"the attack record in {folder}"):
+        whole = whole_config(attack)
+        if whole["run"] is None:
+            raise CheckpointError(
+                f"the attack record in {folder} is of a checkpoint, not of this run: attack run={folder}"
+            )
+        cfg = OmegaConf.merge(whole, {"run": str(folder), "data_root": data_folder(data_root)})
+        assert isinstance(cfg, DictConfig)
+        grid = assemble(cfg)
+    again = plain(measure(grid, tell=tell))
     old, new = without(attack, NOT_COMPARED), without(again, NOT_COMPARED)
     found = [line for key in RESULTS for line in differences(old[key], new[key], key)]
     if hash_of_grid(whole) != attack.get("config_hash"):

@@ -142,6 +142,20 @@ def test_folders_that_cannot_be_verified_are_refused(folder: Path, tmp_path: Pat
         verify.run(folder)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content["subject"].pop("run_config_hash"),
+        lambda content: content["config"].pop("run"),
+        lambda content: content.update(config=[]),
+    ],
+)
+def test_an_attack_record_that_lacks_something_is_refused_in_words(change: Any, folder: Path) -> None:
+    edit_json(folder / ATTACK_RECORD, change)
+    with pytest.raises(UserError, match=r"attack record in .* (lacks|holds what no run writes)"):
+        verify.run(folder)
+
+
 def test_an_attack_record_of_another_run_is_refused_before_anything_is_computed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
