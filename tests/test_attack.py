@@ -239,6 +239,8 @@ def test_an_attacker_with_rows_of_its_own_has_none_that_the_immunization_saw(tmp
         (("attack.budget.steps=0",), "budget"),
         (("attack.attacks.ridge.penalties=[-1.0]",), "penalties"),
         (("attack.attacks.nearest_neighbours.neighbours=[1,2.5]",), "neighbours has to be a whole number"),
+        (("validation_fraction=0.001",), "0 to tune on"),
+        (("own_rows=true", "test_fraction=0.001"), "0 to be measured on"),
         (("+sede=1",), "no setting sede"),
         (("checkpoint=x",), "run=<output folder>, or checkpoint=<file>"),
     ],

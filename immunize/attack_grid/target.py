@@ -111,7 +111,7 @@ class GridPlan:
             stream: the seed first, then what sets this task apart.
 
         Raises:
-            DataError: an attacker with rows of its own, and none are held out.
+            DataError: an attacker with rows of its own, and none are held out; or too few rows for three sets.
         """
         if self.own_rows and not n_held:
             raise DataError("own_rows=true takes held-out rows, and these data have none of their own")
@@ -125,7 +125,13 @@ class GridPlan:
             n_test = round(count * self.test_fraction)
             test, order = order[:n_test], order[n_test:]
         n_aside = round(len(order) * self.validation_fraction)
-        return order[n_aside:], order[:n_aside], test
+        parts = order[n_aside:], order[:n_aside], test
+        if min(map(len, parts)) < (2 if classes is None else 1):
+            raise DataError(
+                "an attacker would have {} rows to train on, {} to tune on and {} to be measured on: it needs more "
+                "rows, or another validation_fraction or test_fraction".format(*map(len, parts))
+            )
+        return parts
 
 
 def _evenly(classes: Numbers, draws: np.random.Generator) -> Numbers:
