@@ -86,7 +86,9 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
     grid = assemble(cfg)
     refuse_idle(given, grid.idle())
     folder = folder_of(cfg.out, cfg.run, cfg.checkpoint)
-    check_folder(folder, "out")
+    for name, where in (("out", folder), ("cells", cfg.cells), ("features", cfg.features)):
+        if where is not None:
+            check_folder(Path(where), name)
     settings = resolved(cfg)
     hashed = hash_of_grid(settings)
     _refuse_other(folder / ATTACK_RECORD, hashed, cfg.overwrite)
@@ -222,6 +224,8 @@ def assemble(cfg: DictConfig) -> Grid:
     for name in ("run", "checkpoint"):
         if cfg[name] is not None and not Path(cfg[name]).exists():
             raise UserError(f"{name}={cfg[name]} does not exist")
+    if cfg.checkpoint is not None and Path(cfg.checkpoint).is_dir():
+        raise UserError(f"checkpoint={cfg.checkpoint} is a folder: name the file, or the folder of a run with run=")
     from immunize.attack_grid.target import GridPlan, Pointed
 
     data_root, record = data_folder(cfg.data_root), {}

@@ -257,6 +257,10 @@ def test_runs_and_data_that_do_not_fit_are_refused(folder: Path, tmp_path: Path)
         attack.run(compose_attack(*TINY_GRID))
     with pytest.raises(UserError, match="does not exist"):
         attack.run(compose_attack("run=nowhere", *TINY_GRID))
+    with pytest.raises(UserError, match="is a folder: name the file"):
+        attack.run(compose_attack(f"checkpoint={folder}", f"out={tmp_path}", *TINY_GRID))
+    with pytest.raises(UserError, match="choose another with cells="):
+        attack_tiny(folder, f"cells={folder / CHECKPOINT}")
     with pytest.raises(CheckpointError, match=r"theta\.fit is"):
         attack.run(compose_attack(f"checkpoint={folder / CHECKPOINT}", f"out={tmp_path}", "harmful=digits", *TINY_GRID))
     stored = json.loads((folder / RECORD).read_text())
