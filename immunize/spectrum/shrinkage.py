@@ -369,8 +369,10 @@ def choose_shrinkage(
 def ledoit_wolf(x: Tensor, gram: Tensor | None = None) -> float:
     """ρ = δ/(1 - δ) of Ledoit and Wolf (2004) for K = XᵀX, about the origin; `gram` is K/N; at most 1e3."""
     (n, d), gram = x.shape, x.T @ x / len(x) if gram is None else gram
-    size, mean = float(gram.square().sum()), float(gram.trace()) / d
-    noise = (float(x.square().sum(1).square().mean()) - size) / n  # Σ_n‖x_nx_nᵀ - K/N‖²_F/N²
+    mean = float(gram.trace()) / d
+    unit = 2.0 ** (math.frexp(mean)[1] - 1)  # no digit of δ depends on it, while fourth powers end at 1e±77
+    size, mean = float((gram / unit).square().sum()), mean / unit
+    noise = (float((x.square().sum(1) / unit).square().mean()) - size) / n  # Σ_n‖x_nx_nᵀ - K/N‖²_F/N²
     spread = size - d * mean**2
     delta = min(noise / spread, 1.0) if spread > 0 else 0.0
     # δ = 0 (exact multiples of one row, say) would ask for no shrinkage; the smallest ρ of the grid stands for it.

@@ -242,6 +242,12 @@ def test_ledoit_wolf_stays_between_the_smallest_of_the_grid_and_its_largest() ->
     assert ledoit_wolf(ref.gaussian(12, 6, seed=0)) == 1e3  # nothing but noise: δ = 1
 
 
+@pytest.mark.parametrize("power", [-480, -300, 300, 480])
+def test_ledoit_wolf_is_the_same_in_every_unit(power: int) -> None:
+    x = rows(1)
+    assert ledoit_wolf(x * 2.0**power) == ledoit_wolf(x)
+
+
 def test_rows_that_are_split_off_are_a_fraction_and_at_least_two() -> None:
     x_p, x_h = rows(1), rows(2)
     few = closed_form(x_p[:12], x_h, budget="auto", validation_fraction=0.01, shrinkage=1e-2)
