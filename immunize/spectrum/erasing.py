@@ -34,7 +34,7 @@ from torch import Tensor
 
 from immunize.spectrum.condition import check_varying
 from immunize.spectrum.decompositions import svd
-from immunize.spectrum.separability import target_columns
+from immunize.spectrum.separability import scaled_targets, target_columns
 from immunize.spectrum.shrinkage import ledoit_wolf
 
 NO_SIGNAL = 1e-10
@@ -121,7 +121,7 @@ def directions_of(x: Tensor, y: Tensor) -> Tensor:
     """
     if bool((y == y[0]).all()):
         raise ValueError(ONE_LABEL.format(len(y)))
-    centred, columns, gram = x - x.mean(0), target_columns(y), covariance(x, "D_H")
+    centred, columns, gram = x - x.mean(0), scaled_targets(y), covariance(x, "D_H")
     targets = columns - columns.mean(0)
     sizes = (targets if y.is_floating_point() else columns).norm(dim=0)
     means = centred.T @ (targets / sizes) / len(x) ** 0.5  # B; for a target its correlation times σ

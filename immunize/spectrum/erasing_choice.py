@@ -42,7 +42,7 @@ from immunize.spectrum.separability import (
     cross_fitted_correlation,
     folds_of,
     ridge_solutions,
-    target_columns,
+    scaled_targets,
 )
 from immunize.spectrum.shrinkage import ledoit_wolf, row_sets
 
@@ -324,7 +324,7 @@ class _Moments:
         self.x, self.y, self.judged = x[within], y[within], ~fitted[within]
         if not bool(self.judged.any()):
             raise ValueError(NO_ROW_JUDGES)
-        columns = target_columns(self.y)
+        columns = scaled_targets(self.y)
         sides = [
             (self.x[of] - self.x[of].mean(0), columns[of] - columns[of].mean(0)) for of in (~self.judged, self.judged)
         ]

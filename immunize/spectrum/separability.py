@@ -18,6 +18,7 @@ Shapes: N samples, D features, C columns of targets, R values of ρ.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -46,6 +47,16 @@ def target_columns(y: Tensor) -> Tensor:
     if y.is_floating_point():
         return y.double().reshape(len(y), -1)
     return torch.nn.functional.one_hot(torch.unique(y, return_inverse=True)[1]).double()
+
+
+def scaled_targets(y: Tensor) -> Tensor:
+    """:func:`target_columns` in a unit of about their size, for what does not depend on it.
+
+    Fourth powers of targets end at 1e±77. The unit is a power of two, by which no digit changes.
+    """
+    columns = target_columns(y)
+    unit: Tensor = columns / 2.0 ** (math.frexp(float(columns.abs().max()))[1] - 1)
+    return unit
 
 
 def folds_of(y: Tensor, count: int, seed: int = 0) -> Tensor:
@@ -81,8 +92,9 @@ def in_sample_share(features: Tensor, targets: Tensor, rhos: Sequence[float] = R
         ValueError: not a finite matrix, another number of targets, or ρ ≤ 0.
     """
     _check(features, targets, rhos)
-    f, y = _centred(features), _centred(target_columns(targets))
-    if _constant(f, features) or _constant(y, target_columns(targets)):
+    columns = scaled_targets(targets)
+    f, y = _centred(features), _centred(columns)
+    if _constant(f, features) or _constant(y, columns):
         return _nothing(features, rhos)
     if f.shape[1] <= f.shape[0]:
         right = f.T @ y
@@ -120,7 +132,7 @@ def cross_fitted_correlation(
     _check(features, targets, rhos, judged)
     if kernel not in KERNELS:
         raise ValueError(f"unknown kernel {kernel!r}; there are {', '.join(KERNELS)}")
-    columns = target_columns(targets)
+    columns = scaled_targets(targets)
     fitted, other = features[~judged], features[judged]
     f, y, y_b = _centred(fitted), _centred(columns[~judged]), _centred(columns[judged])
     if _constant(f, fitted) or _constant(y, columns) or _constant(y_b, columns):

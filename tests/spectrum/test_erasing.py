@@ -92,6 +92,15 @@ def test_a_target_is_one_direction_and_explains_nothing_afterwards() -> None:
     torch.testing.assert_close(units.matrix, r.matrix)
 
 
+@pytest.mark.parametrize("power", [-600, -300, 300, 600])
+def test_targets_are_erased_and_judged_alike_in_every_unit(power: int) -> None:
+    x_p, x_h, _ = data()
+    y_p, y_h = x_p[:, 0] + x_p[:, 1] ** 2, x_h[:, 0] + x_h[:, 1] ** 2
+    known, found = (erase(x_p, x_h, y_h * unit, y_pretrain=y_p * unit) for unit in (1.0, 2.0**power))
+    assert found.trials == known.trials
+    assert torch.equal(found.matrix, known.matrix)
+
+
 def test_every_harmful_set_is_erased_and_directions_that_they_share_go_once() -> None:
     x_p, first, y = data()
     _, second, z = data(3, 90, seed=20)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from immunize.spectrum import (
+    KERNELS,
     RHOS,
     Kernel,
     cross_fitted_accuracy,
@@ -127,6 +128,16 @@ def test_one_number_is_that_of_one_half_judged() -> None:
     for rho in (1e-2, 1.0):
         assert probe_correlation(x, y, rho) == float(cross_fitted_correlation(x, y, half, (rho,)))
     assert probe_correlation(x, y) == probe_correlation(x, y, 1e-2)
+
+
+@pytest.mark.parametrize("power", [-600, -300, 300, 600])
+def test_targets_have_the_same_numbers_in_every_unit(power: int) -> None:
+    x, _, judged = task(*TALL)
+    target = ref.gaussian(len(x), seed=5)
+    assert torch.equal(in_sample_share(x, target * 2.0**power), in_sample_share(x, target))
+    for kernel in KERNELS:
+        known, found = (cross_fitted_correlation(x, y, judged, kernel=kernel) for y in (target, target * 2.0**power))
+        assert torch.equal(found, known)
 
 
 def test_rows_that_are_all_the_same_have_no_correlation() -> None:
