@@ -25,7 +25,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from immunize.spectrum.condition import check_matrix
+from immunize.spectrum.condition import all_finite, check_matrix
 
 RHOS = (1e-3, 1e-2, 1e-1)
 """From a probe that is hardly regularized to one that is much; ours."""
@@ -89,7 +89,8 @@ def in_sample_share(features: Tensor, targets: Tensor, rhos: Sequence[float] = R
 
     Raises:
         TypeError: features that are not float64.
-        ValueError: not a finite matrix, another number of targets, or ρ ≤ 0.
+        ValueError: not a finite matrix, another number of targets, or one that is not finite, or ρ that is not positive
+            and finite.
     """
     _check(features, targets, rhos)
     columns = scaled_targets(targets)
@@ -278,8 +279,10 @@ def _check(features: Tensor, targets: Tensor, rhos: Sequence[float], judged: Ten
     check_matrix(features.detach(), "features")
     if targets.shape[:1] != features.shape[:1]:
         raise ValueError(f"{len(features)} rows of features and targets of shape {tuple(targets.shape)}")
-    if not rhos or not min(rhos) > 0:
-        raise ValueError(f"rho has to be positive, it is {tuple(rhos)}")
+    if not all_finite(targets):
+        raise ValueError("targets must not contain NaN or infinite values; fill or drop them first")
+    if not rhos or not all(0 < rho < math.inf for rho in rhos):
+        raise ValueError(f"rho has to be positive and finite, it is {tuple(rhos)}")
     if judged is None:
         return
     if judged.dtype != torch.bool or judged.shape != targets.shape[:1] or not 0 < int(judged.sum()) < len(judged):
