@@ -234,6 +234,21 @@ def default_tolerance(n_samples: int, n_features: int) -> float:
     return max(n_samples, n_features) * torch.finfo(torch.float64).eps
 
 
+def cut_of(tolerance: float | None, n_samples: int, n_features: int) -> float:
+    """A relative rank cut that was asked for; None: :func:`default_tolerance`.
+
+    Raises:
+        ValueError: a cut that keeps nothing, or what is below zero.
+    """
+    if tolerance is None:
+        return default_tolerance(n_samples, n_features)
+    if not 0 <= tolerance < 1:
+        raise ValueError(
+            f"tolerance has to be at least 0 and below 1, relative to the largest value; it is {tolerance}"
+        )
+    return tolerance
+
+
 def spectrum_of(
     features: Tensor, *, tolerance: float | None = None, n_samples: int | None = None, rank_of_data: int | None = None
 ) -> Spectrum:
@@ -247,7 +262,7 @@ def spectrum_of(
 
     Raises:
         TypeError: `features` are not float64.
-        ValueError: not a non-empty, finite matrix.
+        ValueError: not a non-empty, finite matrix, or a tolerance outside [0, 1).
     """
     check_matrix(features, "features")
     rows, n_features = features.shape
@@ -255,8 +270,7 @@ def spectrum_of(
     # A tall matrix is reduced to its triangular factor first: same singular values, and D³ instead of N·D² work.
     reduced = torch.linalg.qr(features, mode="r").R if rows > 2 * n_features else features
     values = svdvals(reduced).square()
-    cut = default_tolerance(n_samples, n_features) if tolerance is None else tolerance
-    return Spectrum(values, n_samples, n_features, cut, rank_of_data)
+    return Spectrum(values, n_samples, n_features, cut_of(tolerance, n_samples, n_features), rank_of_data)
 
 
 def spectrum_of_gram(gram: Tensor, n_samples: int) -> Spectrum:

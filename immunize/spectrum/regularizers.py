@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from immunize.spectrum.condition import Spectrum, check_matrix, default_tolerance
+from immunize.spectrum.condition import Spectrum, check_matrix, cut_of
 from immunize.spectrum.decompositions import eigh, svd
 
 
@@ -121,7 +121,7 @@ def r_well(s: Tensor, *, tolerance: float | None = None) -> Tensor:
 
     Raises:
         TypeError: not float64.
-        ValueError: S = 0 or not a matrix.
+        ValueError: S = 0 or not a matrix, or a tolerance outside [0, 1).
     """
     return _MatrixTerm.apply(s, _well_rule, tolerance)  # type: ignore[no-any-return]
 
@@ -157,7 +157,7 @@ def r_well_of_features(features: Tensor, theta: Tensor | None = None, *, toleran
 
     Raises:
         TypeError: not float64.
-        ValueError: features are all zero, or not a matrix.
+        ValueError: features are all zero, or not a matrix, or a tolerance outside [0, 1).
     """
     return _FeatureTerm.apply(features, theta, _well_rule, tolerance)  # type: ignore[no-any-return]
 
@@ -194,7 +194,7 @@ class _MatrixTerm(torch.autograd.Function):
     def forward(ctx: Any, s: Tensor, rule: _RuleFunction, tolerance: float | None) -> Tensor:
         check_matrix(s, "the matrix")
         u, sigma, vh = svd(s, full_matrices=False)
-        cut = default_tolerance(*s.shape) if tolerance is None else tolerance
+        cut = cut_of(tolerance, *s.shape)
         k = int((sigma > cut * sigma[0]).sum())
         if k == 0:
             raise ValueError("the spectrum of a matrix of zeros (or NaN) has no non-zero part to regularize")
@@ -226,7 +226,7 @@ class _FeatureTerm(torch.autograd.Function):
         n, d = features.shape
         ctx.wide = n < d
         gram = features @ features.T if ctx.wide else features.T @ features
-        ends = gram_ends(gram, default_tolerance(n, d) if tolerance is None else tolerance)
+        ends = gram_ends(gram, cut_of(tolerance, n, d))
         rule_out = rule(ends, d)
         ctx.rule, ctx.sigma = rule_out, (ends.first, ends.last)
         ctx.save_for_backward(features, theta, gram, ends.vectors)

@@ -18,6 +18,9 @@ from immunize.spectrum import (
     default_tolerance,
     immunization_ratio,
     kappa,
+    kappa_of_features,
+    r_ill,
+    r_ill_of_features,
     r_well,
     r_well_of_features,
     spectrum_of,
@@ -150,6 +153,15 @@ def test_what_is_no_matrix_of_finite_float64_is_refused(bad: Tensor, error: type
     for called, function in CHECKED.items():
         with pytest.raises(error, match=f"^{called} must .*{words}"):
             function(bad)
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, -1e-300, 1.0, math.nan, math.inf])
+def test_a_rank_cut_that_keeps_nothing_or_what_is_below_zero_is_refused(tolerance: float) -> None:
+    x = torch.ones(4, 3, dtype=torch.float64)
+    for function in (spectrum_of, r_well, r_ill, kappa, r_well_of_features, r_ill_of_features, kappa_of_features):
+        with pytest.raises(ValueError, match="tolerance has to be at least 0 and below 1"):
+            function(x, tolerance=tolerance)
+    assert condition_number(spectrum_of(x, tolerance=0.999)).value == 1
 
 
 def test_zeros_unknown_estimators_and_a_rho_that_is_not_positive_are_refused() -> None:
