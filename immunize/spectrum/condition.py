@@ -39,8 +39,12 @@ ACCURACY_SLACK = 1.0
 """(c) asks for a competitive performance on D_P; an accuracy may fall by this many points (ours)."""
 
 
+LARGEST = 1e150
+"""Numbers from here on, and below its inverse, have squares that overflow, or vanish."""
+
+
 class ZeroMatrixError(ValueError):
-    """A matrix of zeros has no spectrum to speak of."""
+    """A matrix of zeros, or of numbers that cannot be squared, has no spectrum to speak of."""
 
 
 def check_matrix(matrix: Tensor, name: str) -> None:
@@ -62,6 +66,21 @@ def check_matrix(matrix: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be a non-empty matrix (rows, columns), not of shape {tuple(matrix.shape)}")
     if not all_finite(matrix):
         raise ValueError(f"{name} must not contain NaN or infinite values; fill or drop them first")
+
+
+def check_squares(matrix: Tensor, name: str) -> None:
+    """Refuse numbers that are too large, or too small, to be squared; zeros are none.
+
+    Args:
+        matrix: not empty.
+        name: in messages.
+
+    Raises:
+        ValueError: they are.
+    """
+    size = float(torch.linalg.vector_norm(matrix, math.inf))
+    if size and not 1 / LARGEST < size < LARGEST:
+        raise ValueError(f"{name}: numbers of a size of {size:.0e}, whose squares float64 cannot hold; change the unit")
 
 
 def check_gram(gram: Tensor, name: str, asymmetry: float) -> None:
@@ -308,14 +327,17 @@ def condition_number(
         rho: ρ of the `ridge` estimator, relative to the mean eigenvalue tr(H)/D; positive.
 
     Raises:
-        ValueError: unknown estimator, ρ ≤ 0; or H = 0, which has no condition number (`ZeroMatrixError`).
+        ValueError: unknown estimator, ρ ≤ 0; or H = 0, or of numbers that float64 cannot hold, which has no
+            condition number (`ZeroMatrixError`).
     """
     if estimator not in ESTIMATORS:
         raise ValueError(f"unknown estimator {estimator!r}; there are {', '.join(ESTIMATORS)}")
-    k = spectrum.rank
+    k, top = spectrum.rank, float(spectrum.values[0])
+    if top and not LARGEST**-2 < top < math.inf:
+        raise ZeroMatrixError(f"float64 cannot hold eigenvalues of a size of {top:.0e}; change the unit")
     if k == 0:
-        raise ZeroMatrixError("a matrix of zeros has no condition number")
-    top, bottom = float(spectrum.values[0]), float(spectrum.values[k - 1])
+        raise ZeroMatrixError("a matrix of zeros, or of numbers too small to be squared, has no condition number")
+    bottom = float(spectrum.values[k - 1])
     if estimator == "ridge" and not 0 < rho < math.inf:
         raise ValueError(f"rho has to be positive and finite, it is {rho}")
     if estimator == "spectrum":

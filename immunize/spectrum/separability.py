@@ -25,7 +25,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from immunize.spectrum.condition import all_finite, check_matrix
+from immunize.spectrum.condition import all_finite, check_matrix, check_squares
 
 RHOS = (1e-3, 1e-2, 1e-1)
 """From a probe that is hardly regularized to one that is much; ours."""
@@ -277,6 +277,7 @@ def _nothing(features: Tensor, rhos: Sequence[float]) -> Tensor:
 
 def _check(features: Tensor, targets: Tensor, rhos: Sequence[float], judged: Tensor | None = None) -> None:
     check_matrix(features.detach(), "features")
+    check_squares(features.detach(), "features")
     if targets.shape[:1] != features.shape[:1]:
         raise ValueError(f"{len(features)} rows of features and targets of shape {tuple(targets.shape)}")
     if not all_finite(targets):

@@ -31,6 +31,7 @@ from immunize.spectrum.condition import (
     HARDER_BY,
     Estimator,
     check_matrix,
+    check_squares,
     condition_number,
     default_tolerance,
     spectrum_of_gram,
@@ -275,8 +276,9 @@ def closed_form(
         ease_limit: (b) holds where (ii) is at most this; below 1 leaves room for the difference between rows.
 
     Raises:
-        ValueError: rows that are empty, not finite, all zero or of different widths; fewer rows than features without
-            shrinkage; a budget below 1; an unknown word; too few rows to split.
+        ValueError: rows that are empty, not finite, all zero, of different widths or of numbers that cannot be
+            squared; fewer rows than features without shrinkage; a budget below 1; an unknown word; too few rows to
+            split.
     """
     pretrain = _rows(x_pretrain, "x_pretrain")
     harmful = _rows(x_harmful, "x_harmful", pretrain.shape[1])
@@ -430,6 +432,7 @@ def _rows(x: Array, name: str, width: int | None = None) -> Tensor:
     check_matrix(rows, name)
     if not bool(rows.any()):
         raise ValueError(f"{name} is a matrix of zeros, which has no condition number")
+    check_squares(rows, name)
     if width is not None and rows.shape[1] != width:
         raise ValueError(f"{name} has {rows.shape[1]} features and D_P has {width}: one map serves both")
     return rows
@@ -444,7 +447,8 @@ def row_sets(x: Rows, name: str, width: int | None = None) -> list[Tensor]:
         width: D, if known.
 
     Raises:
-        ValueError: rows that are empty, not finite, all zero or of other widths, or no data set.
+        ValueError: rows that are empty, not finite, all zero, of other widths or of numbers that cannot be squared, or
+            no data set.
     """
     if isinstance(x, list | tuple) and not x:
         raise ValueError(f"{name} is an empty list: at least one harmful data set is needed")

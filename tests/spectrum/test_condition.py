@@ -13,10 +13,14 @@ from torch import Tensor
 from immunize.spectrum import (
     ESTIMATORS,
     Spectrum,
+    ZeroMatrixError,
+    closed_form,
     compress_rows,
     condition_number,
     default_tolerance,
+    erase,
     immunization_ratio,
+    in_sample_share,
     kappa,
     kappa_of_features,
     r_ill,
@@ -162,6 +166,21 @@ def test_a_rank_cut_that_keeps_nothing_or_what_is_below_zero_is_refused(toleranc
         with pytest.raises(ValueError, match="tolerance has to be at least 0 and below 1"):
             function(x, tolerance=tolerance)
     assert condition_number(spectrum_of(x, tolerance=0.999)).value == 1
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e-160, 1e160])
+def test_numbers_that_cannot_be_squared_are_told_from_zeros(size: float) -> None:
+    x = size * ref.gaussian(40, 3, seed=0)
+    y = torch.arange(40) % 2
+    with pytest.raises(ZeroMatrixError, match=r"be squared|float64 cannot hold eigenvalues"):
+        condition_number(spectrum_of(x))
+    for name, function in {
+        "x_pretrain": lambda: closed_form(x, x),
+        "x_harmful": lambda: erase(x / size, x, y),
+        "features": lambda: in_sample_share(x, y),
+    }.items():
+        with pytest.raises(ValueError, match=f"^{name}: numbers of a size of .*squares float64 cannot hold; change"):
+            function()
 
 
 def test_zeros_unknown_estimators_and_a_rho_that_is_not_positive_are_refused() -> None:
