@@ -44,7 +44,7 @@ from immunize.spectrum.separability import (
     ridge_solutions,
     scaled_targets,
 )
-from immunize.spectrum.shrinkage import ledoit_wolf, row_sets
+from immunize.spectrum.shrinkage import ledoit_wolf, row_set, row_sets
 
 Array = Tensor | npt.NDArray[Any]
 Labelled = tuple[Tensor, Tensor]
@@ -158,7 +158,7 @@ def erase(
             erase.
     """
     check_choice(rank, shrinkage, slack)
-    (pretrain,) = row_sets(x_pretrain, "x_pretrain")
+    pretrain = row_set(x_pretrain, "x_pretrain")
     harmful = row_sets(x_harmful, "x_harmful", pretrain.shape[1])
     given: list[Any] = list(y_harmful) if isinstance(x_harmful, list | tuple) else [y_harmful]
     if len(given) != len(harmful):

@@ -280,8 +280,8 @@ def closed_form(
             squared; fewer rows than features without shrinkage; a budget below 1; an unknown word; too few rows to
             split.
     """
-    pretrain = _rows(x_pretrain, "x_pretrain")
-    harmful = _rows(x_harmful, "x_harmful", pretrain.shape[1])
+    pretrain = row_set(x_pretrain, "x_pretrain")
+    harmful = row_set(x_harmful, "x_harmful", pretrain.shape[1])
     if isinstance(budget, str) and budget not in ("auto", "middle"):
         raise ValueError(f'budget is a number of at least 1, "auto" or "middle", not {budget!r}')
     chosen = _choose(pretrain, harmful, shrinkage, rho, seed)
@@ -292,7 +292,7 @@ def closed_form(
     if isinstance(budget, str):
         if validation is not None:
             names = ("validation D_P", "validation D_H")
-            held = [_rows(x, name, pretrain.shape[1]) for x, name in zip(validation, names, strict=True)]
+            held = [row_set(x, name, pretrain.shape[1]) for x, name in zip(validation, names, strict=True)]
             partial = spectrum
         else:
             held = [_part(x, validation_fraction, seed + index) for index, x in enumerate(sets)]
@@ -424,7 +424,8 @@ def _part(x: Tensor, fraction: float, seed: int) -> Tensor:
     return x[torch.from_numpy(np.random.default_rng(seed).permutation(len(x)))[:held]]
 
 
-def _rows(x: Array, name: str, width: int | None = None) -> Tensor:
+def row_set(x: Array, name: str, width: int | None = None) -> Tensor:
+    """A data set (N, D) as a float64 tensor; arguments and errors as :func:`row_sets`, which takes several."""
     if x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x):
         raise ValueError(f"{name} holds complex numbers")
     rows = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x, dtype=np.float64))
@@ -452,4 +453,4 @@ def row_sets(x: Rows, name: str, width: int | None = None) -> list[Tensor]:
     """
     if isinstance(x, list | tuple) and not x:
         raise ValueError(f"{name} is an empty list: at least one harmful data set is needed")
-    return [_rows(one, name, width) for one in (x if isinstance(x, list | tuple) else [x])]
+    return [row_set(one, name, width) for one in (x if isinstance(x, list | tuple) else [x])]
