@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from immunize.spectrum.condition import Spectrum, check_gram, condition_number, default_tolerance
+from immunize.spectrum.condition import LARGEST, Spectrum, check_gram, condition_number, default_tolerance
 from immunize.spectrum.decompositions import eigh, eigvalsh
 
 ALIGNED = 1e-6
@@ -124,8 +124,8 @@ def generalized_spectrum(
 
     Raises:
         TypeError: a matrix is not float64.
-        ValueError: not a covariance (NaN, not symmetric, a negative eigenvalue, all zero), different sizes, negative
-            ρ, one ρ zero and the other not, or fewer samples than features with ρ = 0.
+        ValueError: not a covariance (NaN, not symmetric, a negative eigenvalue, all zero), different sizes, entries too
+            far apart for float64, negative ρ, one ρ zero and the other not, or fewer samples than features with ρ = 0.
     """
     size = len(gram_pretrain)
     check_gram(gram_pretrain, "K_P", NEGATIVE)
@@ -139,6 +139,8 @@ def generalized_spectrum(
     values, vectors = values.flip(0), vectors.flip(1)
     pretrain = _spectrum(values, n_pretrain, "K_P")
     harmful = _spectrum(eigvalsh(gram_harmful).flip(0), n_harmful, "K_H")
+    if not 1 / LARGEST < (times := harmful.trace / pretrain.trace) < LARGEST:
+        raise ValueError(f"K_H is {times:.0e} times K_P, so far apart that float64 loses one: change the unit of one")
     rank = pretrain.rank
     seen = _compress(gram_harmful, vectors[:, rank:])
     cut = harmful.tolerance * float(harmful.values[0])

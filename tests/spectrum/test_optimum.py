@@ -243,6 +243,9 @@ def test_bad_options_are_refused() -> None:
         generalized_spectrum(k_p, k_h, shrinkage=(0.0, 1e-3))
     with pytest.raises(ValueError, match=r"N = 3 samples .* set shrinkage"):
         generalized_spectrum(k_p, k_h, n_samples=(3, 10))
+    for apart in (1e-160, 1e160):
+        with pytest.raises(ValueError, match="float64 loses one: change the unit"):
+            generalized_spectrum(k_p / apart**0.5, k_h * apart**0.5)
     s = generalized_spectrum(k_p, k_h)
     for budget in (0.5, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="budget"):
