@@ -68,6 +68,14 @@ def test_whitening_limit_is_what_whitening_leaves() -> None:
     assert [round(whitening_limit(n, 1), 1) for n in (10, 2)] == [3.7, 34.0]  # as the documentation says
 
 
+@pytest.mark.parametrize(("ratio", "words"), [(10, "6.5 in place of 3.7"), (2, "194 in place of 34")])
+def test_as_many_new_rows_have_more_than_the_whitening_limit(ratio: int, words: str) -> None:
+    whitened, new = (ref.gaussian(ratio * 300, 300, seed=seed) for seed in (1, 2))
+    values = torch.linalg.svdvals(new @ torch.linalg.cholesky(whitened.T @ whitened).inverse().T).square()
+    assert float(values[0] / values[-1]) == pytest.approx(float(words.split(maxsplit=1)[0]), rel=0.1)
+    assert words in str(whitening_limit.__doc__)
+
+
 def test_rows_are_described_by_their_numbers() -> None:
     x = rows(40, [3, 2, 1, 0], seed=1)
     facts = describe_rows(x)
