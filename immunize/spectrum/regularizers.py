@@ -129,8 +129,9 @@ def r_well(s: Tensor, *, tolerance: float | None = None) -> Tensor:
 def r_ill(s: Tensor, *, tolerance: float | None = None) -> Tensor:
     """R_ill(S) = 1/(‖S‖_F²/(2k) - (σ_k)²/2), k the numerical rank (Eq. 12).
 
-    Where all k non-zero singular values are equal (κ = 1, so always for rank 1) it has a pole: the value is inf and
-    the gradient NaN, since no subgradient exists. Differentiable once; see the module's note for the subgradient taken
+    Where all k non-zero singular values are equal (κ = 1) it has a pole: the value is inf and the gradient NaN, since
+    no subgradient exists, for rank 1 always; of higher ranks rounding mostly leaves a value of the order of
+    1/(eps·σ_1²) and a gradient that says nothing. Differentiable once; see the module's note for the subgradient taken
     when σ_k is not unique. Arguments and errors as :func:`r_well`.
     """
     return _MatrixTerm.apply(s, _ill_rule, tolerance)  # type: ignore[no-any-return]
