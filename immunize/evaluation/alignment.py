@@ -33,8 +33,8 @@ from immunize.spectrum import (
     compress_rows,
     condition_number,
     immunization_ratio,
-    spectrum_of,
     spectrum_of_map,
+    spectrum_of_rows,
 )
 from immunize.spectrum.decompositions import eigh
 from immunize.spectrum.erasing import same_data
@@ -176,7 +176,7 @@ def describe_rows(x: Tensor, *, rho: float = DEFAULT_RHO) -> DataSetFacts:
         ValueError: not a finite, non-zero matrix, or ρ ≤ 0.
     """
     n, d = x.shape
-    spectrum = spectrum_of(compress_rows(x), n_samples=n)
+    spectrum = spectrum_of_rows(compress_rows(x), n)
     kappa = {estimator: condition_number(spectrum, estimator, rho=rho) for estimator in MEASURED_BY}
     return DataSetFacts(
         n_samples=n,
@@ -233,7 +233,7 @@ def measure(theta: Tensor, rows: Pair, *, rho: float = DEFAULT_RHO) -> dict[Esti
         ValueError: features that are not finite or all zero, or ρ ≤ 0.
     """
     small = [compress_rows(x) for x in rows]  # as many as K has rank
-    before = [spectrum_of(r, n_samples=len(x)) for r, x in zip(small, rows, strict=True)]
+    before = [spectrum_of_rows(r, len(x)) for r, x in zip(small, rows, strict=True)]
     after = [spectrum_of_map(r, theta, len(x)) for r, x in zip(small, rows, strict=True)]
     return {name: immunization_ratio(after[0], after[1], before[0], before[1], name, rho=rho) for name in MEASURED_BY}
 

@@ -27,6 +27,7 @@ from immunize.spectrum.ranges import (
     lift_map,
     restrict_map,
     spectrum_of_map,
+    spectrum_of_rows,
     with_rank_of_map,
 )
 from immunize.spectrum.regularizers import (
@@ -116,6 +117,7 @@ __all__ = [
     "spectrum_of",
     "spectrum_of_gram",
     "spectrum_of_map",
+    "spectrum_of_rows",
     "well_step_bound",
     "with_rank_of_map",
 ]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from immunize.memoize import memoize
-from immunize.spectrum.condition import Spectrum, check_matrix, default_tolerance, spectrum_of
+from immunize.spectrum.condition import Spectrum, ZeroMatrixError, check_matrix, default_tolerance, spectrum_of
 from immunize.spectrum.decompositions import svd
 
 RANGE_TOLERANCE = 1e-8
@@ -119,6 +119,22 @@ def with_rank_of_map(spectrum: Spectrum, rows: Tensor, theta: Tensor) -> Spectru
         return spectrum
     directions = svd(rows / rows.norm(dim=1, keepdim=True), full_matrices=False).Vh
     return replace(spectrum, rank_of_data=int(torch.linalg.matrix_rank(directions @ theta)))
+
+
+def spectrum_of_rows(rows: Tensor, n_samples: int) -> Spectrum:
+    """The spectrum of K from the lengths of its compressed rows, which are the singular values: nothing is decomposed.
+
+    Args:
+        rows: (k, D) float64, as :func:`compress_rows` returns them.
+        n_samples: N that they stand for.
+
+    Raises:
+        ZeroMatrixError: no rows, which is what a matrix of zeros is compressed to.
+    """
+    if not len(rows):
+        raise ZeroMatrixError("a matrix of zeros has no condition number")
+    values = rows.square().sum(1).sort(descending=True).values  # equal ones differ by rounding
+    return Spectrum(values, n_samples, rows.shape[1], default_tolerance(n_samples, rows.shape[1]))
 
 
 def spectrum_of_map(rows: Tensor, theta: Tensor, n_samples: int) -> Spectrum:

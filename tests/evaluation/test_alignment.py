@@ -19,7 +19,7 @@ from immunize.evaluation.alignment import (
     whitening_limit,
 )
 from immunize.evaluation.forecast_verdict import budget_window, judge
-from immunize.spectrum import frontier, immunization_ratio, spectrum_of
+from immunize.spectrum import condition, frontier, immunization_ratio, spectrum_of
 from tests import reference as ref
 
 D = 8
@@ -85,6 +85,19 @@ def test_rows_are_described_by_their_numbers() -> None:
     torch.testing.assert_close(
         facts.eigenvalues, torch.linalg.eigvalsh(x.T @ x / 40).flip(0)[:3], atol=1e-14, rtol=1e-9
     )
+
+
+def test_singular_values_are_taken_of_mapped_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Tensor] = []
+
+    def counted(x: Tensor) -> Tensor:
+        taken.append(x)
+        return torch.linalg.svdvals(x)
+
+    monkeypatch.setattr(condition, "svdvals", counted)
+    fit = rows(60, RISING, 11), rows(60, FALLING, 12)
+    forecast(fit, (fit, (rows(50, RISING, 13), rows(50, FALLING, 14))))
+    assert len(taken) == 4  # those of D_P and D_H on two parts; compressed rows have them as lengths
 
 
 # Alignment.

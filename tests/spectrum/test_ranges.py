@@ -5,12 +5,14 @@ import torch
 from torch import Tensor
 
 from immunize.spectrum import (
+    ZeroMatrixError,
     compress_rows,
     joint_basis,
     lift_map,
     restrict_map,
     spectrum_of,
     spectrum_of_map,
+    spectrum_of_rows,
 )
 from tests import reference as ref
 from tests.spectrum.making import column, diagonal
@@ -66,6 +68,21 @@ def test_the_spectrum_of_a_map_is_that_of_all_rows_behind_it_and_has_the_rank_th
             found = spectrum_of_map(small, of, len(rows))
             assert (found.rank, found.n_samples) == (rank, len(rows))
             torch.testing.assert_close(found.values[:rank], spectrum_of(rows @ of).values[:rank], rtol=1e-9, atol=0)
+
+
+def test_the_spectrum_of_compressed_rows_is_that_of_all_rows_and_needs_no_decomposition(pair, monkeypatch):
+    known = [spectrum_of(rows) for rows in pair]
+    small = [compress_rows(rows) for rows in pair]
+    monkeypatch.delattr("immunize.spectrum.condition.svdvals")
+    for rows, few, all_rows in zip(pair, small, known, strict=True):
+        found = spectrum_of_rows(few, len(rows))
+        assert (found.rank, found.n_samples, found.n_features) == (len(few), len(rows), D)
+        assert found.tolerance == all_rows.tolerance
+        torch.testing.assert_close(found.values, all_rows.values[: len(few)], rtol=1e-9, atol=0)
+    tied = spectrum_of_rows(compress_rows(ref.orthogonal(D, seed=8)), D)
+    assert torch.equal(tied.values, tied.values.sort(descending=True).values)
+    with pytest.raises(ZeroMatrixError, match="a matrix of zeros"):
+        spectrum_of_rows(compress_rows(0 * pair[0]), len(pair[0]))
 
 
 def test_a_singular_map_is_lifted_all_the_same(pair):
