@@ -336,7 +336,8 @@ def choose_shrinkage(
         rho: ρ of the `ridge` estimator, not of the map.
 
     Raises:
-        ValueError: fewer rows than twice the folds, fewer than 2 folds, or a grid that is empty or not positive.
+        ValueError: fewer rows than twice the folds, fewer than 2 folds, a grid that is empty or not positive, or D_P
+            without rows other than zeros outside one fold.
     """
     size = x_pretrain.shape[1]
     if folds is None:
@@ -349,6 +350,8 @@ def choose_shrinkage(
     hessians = torch.zeros(len(grid), len(sets), *totals[0].shape, dtype=torch.float64)
     for fold in range(folds):
         rest = totals[0] - parts[0][fold]
+        if not float(rest.trace()) > default_tolerance(*x_pretrain.shape) * float(totals[0].trace()):
+            raise ValueError("D_P has rows other than zeros in one fold alone: give shrinkage as a number")
         values, vectors = eigh(rest / rest.trace())  # one scale for the maps of all folds
         values = values.clamp_min(0)
         inner = [vectors.T @ part[fold] @ vectors for part in parts]

@@ -127,6 +127,7 @@ NAN[0, 0] = math.nan
         (X_P, X_H, {"budget": "most"}, "auto"),
         (X_P, X_H, {"shrinkage": "some"}, "ledoit_wolf"),
         (X_P[:5], X_H, {"shrinkage": "auto"}, "too few"),
+        (X_P * (torch.arange(40) == 3)[:, None], X_H, {"shrinkage": "auto"}, "zeros in one fold alone: give shrinkage"),
         (X_P[:3], X_H, {"budget": "auto"}, "too few to split"),
         (X_P, X_H, {"budget": "auto", "validation_fraction": 0.6, "shrinkage": 0.0}, r"N = 16 samples .* D = 20"),
         (X_P, X_H, {"budget": "auto", "validation_fraction": 0.0}, "between 0 and 1"),
