@@ -295,9 +295,9 @@ def closed_form(
             held = [row_set(x, name, pretrain.shape[1]) for x, name in zip(validation, names, strict=True)]
             partial = spectrum
         else:
-            held = [_part(x, validation_fraction, seed + index) for index, x in enumerate(sets)]
-            counts = [len(x) - len(part) for x, part in zip(sets, held, strict=True)]
-            partial = _spectrum([k - part.T @ part for k, part in zip(grams, held, strict=True)], counts, chosen)
+            parts = [_split(x, validation_fraction, seed + index) for index, x in enumerate(sets)]
+            held, kept = ([part[side] for part in parts] for side in (0, 1))
+            partial = _spectrum([x.T @ x for x in kept], [len(x) for x in kept], chosen)
         options: dict[str, Any] = {"estimator": estimator, "rho": rho, "harder_by": harder_by, "ease_limit": ease_limit}
         spent = choose_budget(partial, *held, **options)
         budget = spent.budget
@@ -349,8 +349,8 @@ def choose_shrinkage(
     totals = [part.sum(0) for part in parts]
     hessians = torch.zeros(len(grid), len(sets), *totals[0].shape, dtype=torch.float64)
     for fold in range(folds):
-        rest = totals[0] - parts[0][fold]
-        if not float(rest.trace()) > default_tolerance(*x_pretrain.shape) * float(totals[0].trace()):
+        rest = torch.cat([parts[0][:fold], parts[0][fold + 1 :]]).sum(0)  # a difference rounds by the largest row
+        if not float(rest.trace()) > 0:
             raise ValueError("D_P has rows other than zeros in one fold alone: give shrinkage as a number")
         values, vectors = eigh(rest / rest.trace())  # one scale for the maps of all folds
         values = values.clamp_min(0)
@@ -417,14 +417,15 @@ def _in_joint_range(parts: list[Tensor], sets: list[Tensor]) -> list[Tensor]:
     return [basis.T @ part @ basis for part in parts] if basis.shape[1] < size else parts
 
 
-def _part(x: Tensor, fraction: float, seed: int) -> Tensor:
-    """A random part of the rows, of the given fraction."""
+def _split(x: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """A random part of the rows, of the given fraction, and the others."""
     if not 0 < fraction < 1:
         raise ValueError(f"validation_fraction lies between 0 and 1, it is {fraction}")
     held = max(2, round(fraction * len(x)))
     if len(x) - held < 2:
         raise ValueError(f"{len(x)} rows are too few to split: give validation=, or budget as a number")
-    return x[torch.from_numpy(np.random.default_rng(seed).permutation(len(x)))[:held]]
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(x)))
+    return x[order[:held]], x[order[held:]]
 
 
 def row_set(x: Array, name: str, width: int | None = None) -> Tensor:

@@ -37,10 +37,11 @@ def test_auto_shrinkage_falls_with_the_number_of_samples() -> None:
     assert many < few
 
 
-@pytest.mark.parametrize("unseen", [0, 5])
-def test_scores_are_those_of_rows_mapped_without_having_been_seen(unseen: int) -> None:
+@pytest.mark.parametrize(("unseen", "largest"), [(0, 1.0), (5, 1.0), (0, 1e8)])
+def test_scores_are_those_of_rows_mapped_without_having_been_seen(unseen: int, largest: float) -> None:
     n, folds, rho = 60, 4, 0.03
     x_p, x_h = (torch.cat([x, torch.zeros(n, unseen, dtype=x.dtype)], dim=1) for x in (drawn(n, 1, 1), drawn(n, 2, 2)))
+    x_p[3] *= largest
     mapped: list[list[Tensor]] = [[], []]
     orders = [torch.from_numpy(np.random.default_rng(7 + which).permutation(n)).chunk(folds) for which in (0, 1)]
     for fold in range(folds):
@@ -94,6 +95,23 @@ def test_auto_budget_without_validation_data_splits_some_off_and_refits_on_all()
     torch.testing.assert_close(best.theta, closed_form(x_p, x_h, budget=best.budget).theta)
     assert closed_form(x_p, x_h, budget="auto", ease_limit=0.5, seed=3).budget == best.budget
     assert best.budget < closed_form(x_p, x_h, budget="auto", seed=3).budget
+
+
+@pytest.mark.parametrize("largest", [1e5, 1e9])
+def test_a_row_that_is_set_aside_leaves_no_rounding_behind(largest: float) -> None:
+    sets = rows(1), rows(2)
+    sets[0][7] *= largest
+    fifth = len(sets[0]) // 5
+    seed = next(n for n in range(20) if 7 in np.random.default_rng(n).permutation(len(sets[0]))[:fifth])
+    kept, held = [], []
+    for index, x in enumerate(sets):
+        order = torch.from_numpy(np.random.default_rng(seed + index).permutation(len(x)))
+        held.append(x[order[:fifth]])
+        kept.append(x[order[fifth:]])
+    known = choose_budget(generalized_spectrum(*(x.T @ x for x in kept), shrinkage=1e-3), *held)
+    found = closed_form(*sets, budget="auto", seed=seed).budget_choice
+    assert found is not None
+    assert [trial.ratio_harmful for trial in found.trials] == pytest.approx([t.ratio_harmful for t in known.trials])
 
 
 def test_infeasible_budgets_are_explained() -> None:
