@@ -30,6 +30,7 @@ from immunize.evaluation.products import packed, products
 from immunize.evaluation.ratios import generator, gram
 from immunize.memoize import memoize
 from immunize.spectrum import ZeroMatrixError, share_right
+from immunize.spectrum.condition import all_finite
 from immunize.spectrum.decompositions import eigh, eigvalsh
 
 DEFAULT_STEPS = {"gd": 1000, "least_squares": 10_000, "sgd": 1000, "adam": 300}
@@ -79,7 +80,8 @@ def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
         seed: of the mini-batches of `sgd`; the others draw nothing.
 
     Raises:
-        ValueError: an unknown optimizer, no step, features that are all zero or not finite, or lengths that differ.
+        ValueError: an unknown optimizer, no step, features that are all zero or not finite, lengths that differ, no row
+            to fit to or to measure on, or a negative label.
     """
     if optimizer not in DEFAULT_STEPS:
         raise ValueError(f"unknown optimizer {optimizer!r} of the probe; there are {', '.join(DEFAULT_STEPS)}")
@@ -87,11 +89,13 @@ def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
         raise ValueError(f"a probe takes at least one step, not {steps}")
     if len(x) != len(y) or len(x_test) != len(y_test):
         raise ValueError(f"{len(x)} and {len(x_test)} rows of features have {len(y)} and {len(y_test)} labels")
+    if not (len(y) and len(y_test)) or min(int(y.min()), int(y_test.min())) < 0:
+        raise ValueError("a probe needs rows to be fitted to and measured on, and labels that are numbered from 0")
     with torch.no_grad():
         second = gram(x)
         if not bool(second.any()):
             raise ZeroMatrixError("a probe needs features that are not all zero")
-        if not math.isfinite(float(second.trace())):
+        if not (math.isfinite(float(second.trace())) and all_finite(x_test)):
             raise ValueError("a probe needs features that are finite")
         scale = math.sqrt(float(eigvalsh(second)[-1]) / len(x))
         features, test = x / scale, packed(x_test / scale)

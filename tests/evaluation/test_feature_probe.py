@@ -123,6 +123,13 @@ def test_sgd_depends_on_its_seed_alone() -> None:
         ({"y": torch.zeros(3, dtype=torch.int64)}, "120 and 120 rows of features have 3 and 120 labels"),
         ({"x": torch.zeros(120, 6)}, "not all zero"),
         ({"x": torch.full((120, 6), math.nan)}, "finite"),
+        ({"x_test": torch.full((120, 6), math.nan)}, "finite"),
+        (
+            {"x_test": torch.ones(0, 6), "y_test": torch.zeros(0, dtype=torch.int64)},
+            "rows to be fitted to and measured on",
+        ),
+        ({"x": torch.ones(0, 6), "y": torch.zeros(0, dtype=torch.int64)}, "rows to be fitted to and measured on"),
+        *(({name: torch.arange(120) % 3 - 1}, "numbered from 0") for name in ("y", "y_test")),
     ],
 )
 def test_mistakes_are_told(change: dict[str, object], message: str) -> None:
