@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import torch
 from immunize import processes
 from immunize.errors import UserError
 from immunize.threads import cpu_threads
-from tests.commands import ROOT, Command
+from tests.commands import ENVIRONMENT, ROOT, Command
 from tests.training.two_processes import METHODS
 
 
@@ -86,6 +89,22 @@ def test_ctrl_c_does_not_reach_the_fork(tmp_path: Path) -> None:
         os.kill(int(begun.read_text()), signal.SIGINT)
         told.touch()
         assert result() == "done"
+
+
+def test_ctrl_c_while_a_process_of_a_run_starts_is_no_traceback(tmp_path: Path) -> None:
+    os.mkfifo(spec := tmp_path / "spec")
+    command = [sys.executable, "-m", "immunize.pipeline", str(spec)]
+    environment = ENVIRONMENT | {processes.PARENT: str(os.getpid())}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    opened = None
+    while opened is None and process.poll() is None:
+        with contextlib.suppress(OSError):  # until it is read, when all is imported
+            opened = os.open(spec, os.O_WRONLY | os.O_NONBLOCK)
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert (process.communicate(timeout=60)[1], process.returncode) == ("", -signal.SIGINT)
+    assert opened is not None
+    os.close(opened)
 
 
 def test_no_fork_without_a_core_for_it_or_beside_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,26 +10,28 @@ import sys
 import time
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from immunize.errors import UserError
 from immunize.importing import start_quickly
-from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.processes import end_with_parent, is_first
 
 
 def main(path: Path) -> int:
     """Do what the file says; the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the middle of an import there is nothing to say
     end_with_parent()
     start_quickly()
     if not is_first():
         logging.disable(logging.ERROR)  # what all processes log, one says
+    from omegaconf import OmegaConf
+
+    from immunize.instantiate import NOT_ARGUMENTS, build
     from immunize.pipeline.assemble import assemble
     from immunize.pipeline.experiment import new_record, run
 
     clock, spec = time.perf_counter(), json.loads(path.read_text(encoding="utf-8"))
     settings = OmegaConf.create(spec["config"])
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         record = new_record(spec["config"], build(settings.method, leave_out=NOT_ARGUMENTS)) | {
             "command": spec["command"]
         }
