@@ -228,6 +228,21 @@ def test_ctrl_c_leaves_a_record_and_no_traceback(tmp_path: Path) -> None:
     assert out.splitlines()[-1] == str(tmp_path / "run" / "record.json")
 
 
+PRESSED = """import sys
+class Pressed:
+    def find_spec(*_):
+        if hasattr(sys.modules.get("torch._subclasses.fake_tensor"), "dump_cache_stats"):
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Pressed)
+"""
+"""Ctrl-C in the middle of the import of torch."""
+
+
+def test_ctrl_c_while_torch_is_imported_says_no_more_than_that(tmp_path: Path) -> None:
+    done = fresh("-c", PRESSED + INTERRUPTIBLE, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "ours: digits against digits, seed 0: loading\ninterrupted\n")
+
+
 def test_a_process_that_was_killed_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def broken(_: object) -> None:
         raise BrokenExecutor
