@@ -130,6 +130,12 @@ def test_report_is_marked_where_runs_are_reduced(records: list[Record]) -> None:
     assert tradeoff_tables(TradeOff.of(records)).count("## REDUCED ") == len(ESTIMATORS)
 
 
+@pytest.mark.parametrize("harmful", ["digits", "housing"])
+def test_only_the_preset_s_data_are_rebuilt_by_it(harmful: str, records: list[Record], tmp_path: Path) -> None:
+    _, out = reported("sweep_lambda", [record | {"harmful": harmful} for record in records], tmp_path)
+    assert ("Rebuilt by `make sweep_lambda`" in (out / "README.md").read_text()) is (harmful == "housing")
+
+
 def test_the_colour_of_a_point_is_its_weight(records: list[Record]) -> None:
     """Also of weights that a logarithm does not have: they get the colours of the ends."""
     panel = tradeoff_figure(TradeOff.of([*records, at(records[0], 0.0, 0, (1.0, 1.0))])).axes[0]
