@@ -298,7 +298,7 @@ def draw_norm_ratio(record: dict[str, Any]) -> Figure:
     """
     figure = Figure(figsize=(9, 3.6))  # margins by hand: to find them takes as long as to draw
     axes = figure.subplots(1, 2)
-    figure.subplots_adjust(left=0.08, right=0.99, bottom=0.14, top=0.83, wspace=0.04)
+    figure.subplots_adjust(left=0.08, right=0.99, bottom=0.21, top=0.83, wspace=0.04)
     curves = record["curves"]["norm_ratio"]
     for axis, (name, title) in zip(axes, TASKS.items(), strict=True):
         for part, style in (("fit", "-"), ("held_out", "--"), ("validation", "--")):
@@ -311,7 +311,7 @@ def draw_norm_ratio(record: dict[str, Any]) -> Figure:
     _as_norm_ratios(axes)
     drawn = [axis for axis in axes if axis.lines]  # a task with nothing to learn has no curve
     if drawn:
-        drawn[-1].legend(loc="lower left", fontsize=8)
+        figure.legend(*drawn[-1].get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False, fontsize=8)
     figure.suptitle(run_title(record))
     return figure
 

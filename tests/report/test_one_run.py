@@ -24,7 +24,7 @@ from immunize.records import CARD_JSON, CARD_MD, read_record
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import attack_rows, show_attack, verdict_sentence
 from immunize.report.card import card_of, card_text, front_matter, threat_model
-from immunize.report.curves import norm_ratio_figure
+from immunize.report.curves import draw_norm_ratio, norm_ratio_figure
 from immunize.report.html.run import run_page
 from immunize.report.table import WIDTH, short
 from immunize.spectrum import ESTIMATORS
@@ -105,6 +105,13 @@ def test_figure_without_curves(base: dict[str, Any], tmp_path: Path) -> None:
         warnings.simplefilter("error")
         norm_ratio_figure(base, tmp_path / "figure.png")
     assert imread(tmp_path / "figure.png").shape[:2] == (540, 1350)
+
+
+def test_the_legend_of_the_norm_ratio_lies_on_no_curve(base: dict[str, Any]) -> None:
+    figure = draw_norm_ratio(base)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert not any(axis.get_window_extent().overlaps(legend.get_window_extent()) for axis in figure.axes)
 
 
 @pytest.mark.usefixtures("drawn")
