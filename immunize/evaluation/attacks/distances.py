@@ -145,7 +145,7 @@ class KernelRidge(Attack):
     first_rows: int = 1000
     keep: int = 2
     grids: ClassVar[tuple[str, ...]] = ("widths", "penalties")
-    version: ClassVar[int] = 2  # 0 took all of the grid to the end; 1 had float32 distances for a while
+    version: ClassVar[int] = 3  # 0 took all of the grid to the end; 1 had float32 distances for a while; 2 lost lengths
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,13 +178,16 @@ class KernelRidge(Attack):
             y = target_matrix(data, data.train)[chosen]
             offset = y.mean(axis=0)
             flops = 2.0 * n * n * data.n_features + n**3 / 3 + 2.0 * n * n * data.n_outputs
-            seen = principal(data).data  # in principal axes a row only loses what is the same for all training rows
+            principals = principal(data)
+            seen, mean = principals.data, principals.axes.mean
             started = time.perf_counter()
             x = seen.train.x[chosen]
-            among = _distances(x, x)
+            among = _distances(x, x, _squares(x))
             scale = float(np.median(among[:: -(-n // ASKED)])) or 1.0
             seconds = time.perf_counter() - started
-            asked = [_distances(part.x, x) for part in (seen.validation, seen.test)]
+            # Of a row, principal axes leave out what no training row has, which is in its length.
+            measured = ((data.validation, seen.validation), (data.test, seen.test))
+            asked = [_distances(of.x, x, _squares(whole.x - mean)) for whole, of in measured]
             for width, of_width in itertools.groupby(of_view, key=lambda one: one[1]):
                 started = time.perf_counter()
                 kernel = _kernel(among, width * scale)
@@ -212,10 +215,15 @@ def _kernel(distances: Array, width: float) -> Array:
     return found
 
 
-def _distances(asked: Array, x: Array) -> Array:
-    """(M, N) squared Euclidean distances, none below zero."""
+def _squares(x: Array) -> Array:
+    """(M,) squared lengths."""
+    return np.asarray(np.square(x).sum(axis=1))
+
+
+def _distances(asked: Array, x: Array, lengths: Array) -> Array:
+    """(M, N) squared Euclidean distances, none below zero; `lengths` are the whole asked rows', squared, (M,)."""
     found = asked @ x.T  # half the work where both are the same
     found *= -2
-    found += np.square(asked).sum(axis=1)[:, None]
-    found += np.square(x).sum(axis=1)
+    found += lengths[:, None]
+    found += _squares(x)
     return np.maximum(found, 0, out=found)

@@ -95,6 +95,17 @@ def test_public_reference_costs_nothing_but_the_probe() -> None:
     assert [(p.cost.steps, p.test) for p in used.points] == [(p.cost.steps, p.test) for p in plain.points]
 
 
+def test_kernel_ridge_sees_how_far_a_row_is_from_the_span_of_fewer_training_rows() -> None:
+    rng = np.random.default_rng(1)
+    train, validation, test = (Rows(rng.standard_normal((n, 30)), rng.standard_normal(n)) for n in (12, 8, 40))
+    data = AttackData(train, validation, test, 0)
+    found = KernelRidge(tier="T3", widths=(0.5,), penalties=(0.1,)).run(data, Budget(1), 0).traces[0].points[0].test
+    squared, y = ((train.x[:, None] - train.x) ** 2).sum(-1), train.y - train.y.mean()
+    theirs = SkKernelRidge(alpha=0.1, kernel="rbf", gamma=1 / (0.5 * np.median(squared))).fit(train.x, y)
+    left = np.square(test.y - train.y.mean() - theirs.predict(test.x)).sum()
+    assert found == pytest.approx(1 - left / np.square(test.y - train.y.mean()).sum(), abs=1e-9)
+
+
 def test_kernel_ridge_is_that_of_scikit_learn_and_tells_classes_of_equal_means_apart() -> None:
     rng = np.random.default_rng(0)
 
