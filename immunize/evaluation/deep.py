@@ -158,10 +158,10 @@ def _groups(features: Features, part: str, seed: int, settings: EvaluationSettin
     sizes = {"n_groups": settings.n_groups, "group_size": settings.group_size}
     samples = {role: len(features["theta_0"][part][role][0]) for role in ROLES}
     drawn = {role: draw_groups(n, generator(seed, "groups", part, role), **sizes) for role, n in samples.items()}
-    theta, theta_0 = ([group_spectra(features[which][part][role][0], drawn[role]) for role in ROLES] for which in WHICH)
+    p, h, p_0, h_0 = (group_spectra(features[which][part][role][0], drawn[role]) for which in WHICH for role in ROLES)
     return {
         estimator: group_numbers(
-            *(theta[0], theta[1], theta_0[0], theta_0[1]),
+            *(p, h, p_0, h_0),
             estimator=estimator,
             n_samples=(samples["pretrain"], samples["harmful"]),
             rho=settings.rho,
@@ -183,22 +183,16 @@ Curves = dict[str, dict[str, dict[str, ProbeCurve]]]
 def _probes(features: Features, seed: int, settings: EvaluationSettings) -> Curves:
     curves: Curves = {}
     for optimizer, steps in settings.probe_steps.items():
-        curves[optimizer] = {}
+        # without mini-batches nothing depends on the seed, and θ_0's curve is remembered across seeds
+        order = seed if optimizer == "sgd" else 0
         for role in ROLES:
             most = steps if role == "harmful" else min(steps, settings.pretrain_probe_steps)
             rows = _drawn_rows(len(features["theta_0"]["fit"][role][0]), seed, role, settings.probe_rows)
-            curves[optimizer][role] = {
-                which: _probe(features[which], role, rows, optimizer, most, seed) for which in WHICH
-            }
+            found = curves.setdefault(optimizer, {}).setdefault(role, {})
+            for which in WHICH:
+                (x, y), unseen = (features[which][part][role] for part in PARTS)
+                found[which] = probe(x[rows], y[rows], *unseen, optimizer, most, order)
     return curves
-
-
-def _probe(  # noqa: PLR0917
-    parts: Mapping[str, Mapping[str, Rows]], role: str, rows: slice | Tensor, optimizer: str, steps: int, seed: int
-) -> ProbeCurve:
-    (x, y), (x_test, y_test) = parts["fit"][role], parts["held_out"][role]
-    # without mini-batches nothing depends on the seed, and θ_0's curve is remembered across seeds
-    return probe(x[rows], y[rows], x_test, y_test, optimizer, steps, seed if optimizer == "sgd" else 0)
 
 
 def _drawn_rows(n: int, seed: int, role: str, most: int | None) -> slice | Tensor:

@@ -185,30 +185,30 @@ def evaluate_part(
     """
     with torch.no_grad():
         baselines = {role: _baseline(parts.of(role).x, parts.of(role).y, tasks[role], probe_steps) for role in ROLES}
-        identity: dict[str, Decomposition] = {role: plain for role, (_, plain, _) in baselines.items()}
-        immunized: dict[str, Decomposition] = {role: decompose(rows, theta) for role, (rows, *_) in baselines.items()}
-        p, h, p_0, h_0 = (of[role].spectrum for of in (immunized, identity) for role in ROLES)
+        found = {
+            role: {"immunized": decompose(rows, theta), "identity": plain}
+            for role, (rows, plain, _) in baselines.items()
+        }
+        p, h, p_0, h_0 = (found[role][which].spectrum for which in ("immunized", "identity") for role in ROLES)
         ratios = {estimator: immunization_ratio(p, h, p_0, h_0, estimator, rho=rho) for estimator in ESTIMATORS}
         curves = {
-            role: {"immunized": _curve(immunized[role], probe_steps), "identity": curve}
+            role: {"immunized": _curve(found[role]["immunized"], probe_steps), "identity": curve}
             for role, (*_, curve) in baselines.items()
         }
     x, y = parts.pretrain.x, parts.pretrain.y
     told_apart = tasks["pretrain"] != "regression" and bool((y != y[0]).any())
     accuracy = {"before": probe_accuracy(x, y), "after": probe_accuracy(x @ theta, y)} if told_apart else {}
-    loss = (immunized["pretrain"].loss, identity["pretrain"].loss, identity["pretrain"].energy)
-    both = {"immunized": immunized, "identity": identity}
-    learned = {
-        role: {"immunized": separability(of.x, of.y, theta), "identity": separability(of.x, of.y)}
-        for role in ROLES
-        for of in (parts.of(role),)
-    }
+    after, before = found["pretrain"].values()
+    loss = (after.loss, before.loss, before.energy)
     return {
         "metrics": {estimator: ratio_numbers(ratio) for estimator, ratio in ratios.items()},
-        "separability": learned,
+        "separability": {
+            role: {"immunized": separability(of.x, of.y, theta), "identity": separability(of.x, of.y)}
+            for role, of in zip(ROLES, (parts.pretrain, parts.harmful), strict=True)
+        },
         "steps_to_norm_ratio": by_extractor(curves, _steps_to),
-        "curves": by_extractor(curves, _points),
-        "spectra": {role: {which: spectrum_numbers(of[role].spectrum) for which, of in both.items()} for role in ROLES},
+        "curves": by_extractor(curves, lambda of: of and dict(zip(("steps", "ratio"), of.thinned(), strict=True))),
+        "spectra": by_extractor(found, lambda of: spectrum_numbers(of.spectrum)),
         "verdicts": verdicts_of(vars(ratios[VERDICTS_BY]), accuracy, loss).numbers(),
     }
 
@@ -221,10 +221,6 @@ def part_numbers(parts: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _steps_to(curve: NormRatioCurve | None) -> dict[str, int | None]:
     return {} if curve is None else {f"{threshold:g}": step for threshold, step in curve.steps_to.items()}
-
-
-def _points(curve: NormRatioCurve | None) -> dict[str, Any] | None:
-    return None if curve is None else dict(zip(("steps", "ratio"), curve.thinned(), strict=True))
 
 
 def least_squares_targets(y: Tensor, task: str) -> Tensor:

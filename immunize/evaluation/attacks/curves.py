@@ -133,17 +133,12 @@ class Curve:
 
     def plain(self) -> dict[str, list[Any]]:
         """Columns, for a cell; test rows with the curve against steps alone, by which tiers are judged."""
-        return {
-            **{name: [getattr(point.cost, name) for point in self.points] for name in RESOURCES},
-            "validation": [point.validation for point in self.points],
-            "test": [point.test for point in self.points],
-            "label": list(self.labels),
-            **(
-                {"rows": [None if of.rows is None else packed(of.rows) for of in self.points]}
-                if self.by == "steps"
-                else {}
-            ),
-        }
+        columns: dict[str, list[Any]] = {name: [getattr(of.cost, name) for of in self.points] for name in RESOURCES}
+        columns |= {name: [getattr(of, name) for of in self.points] for name in ("validation", "test")}
+        columns["label"] = list(self.labels)
+        if self.by == "steps":
+            columns["rows"] = [None if of.rows is None else packed(of.rows) for of in self.points]
+        return columns
 
     @classmethod
     def of_plain(cls, columns: dict[str, list[Any]], by: str = "steps") -> Curve:
