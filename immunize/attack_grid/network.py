@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import ConcatDataset
 
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Target, Task, random_rotation
@@ -53,27 +52,45 @@ BATCH_SIZE = 256
 NO_BENIGN = "none was named (benign=[...]), so nothing is known of what else was made hard"
 
 
-@dataclass(frozen=True)
 class ImageTask:
     """A data set as a task.
 
-    Attributes:
+    Args:
         source: the data set.
-        fit: images that the attacker has.
-        held_out: images that it is measured on.
-        features: of "theta_0" and "immunized" on both, in this order.
-        images: all of them, `fit` first.
+        sets: its images for training and for measuring, through the networks' transform.
+        networks: "theta_0" and "immunized"; their devices compute.
+        stages: of each of them.
+        workers: processes that read images.
+        folder: in which features are kept; None keeps none.
+
+    Attributes:
+        features: of each network on both sets, in this order.
+        images: all of them, those for training first.
         trunk_outputs: of the same, through each network's trunk.
         stage_outputs: what each network's stages make of the images.
     """
 
-    source: ImageSource
-    fit: ImageSet
-    held_out: ImageSet
-    features: dict[str, list[Features]]
-    images: Inputs
-    trunk_outputs: dict[str, Inputs]
-    stage_outputs: dict[str, Inputs]
+    def __init__(
+        self,
+        source: ImageSource,
+        sets: Sequence[ImageSet],
+        networks: Mapping[str, Released],
+        stages: Mapping[str, StageOutputs],
+        *,
+        workers: int,
+        folder: Path | None,
+    ) -> None:
+        self.source, (self.fit, self.held_out) = source, sets
+        self.features = {
+            which: [_features(released, part, workers, folder) for part in sets] for which, released in networks.items()
+        }
+        self.images = Inputs.of_images(ConcatDataset([*sets]))
+        trunks: dict[str, Inputs] = {}
+        self.trunk_outputs: dict[str, Inputs] = {}
+        for which, released in networks.items():  # a run and its θ_0 have one trunk
+            digest = str(released.net.cache_facts("trunk")["weights"])
+            self.trunk_outputs[which] = trunks.setdefault(digest, self.images.through(released.net.trunk))
+        self.stage_outputs = {which: self.images.through(of) for which, of in stages.items()}
 
 
 @dataclass(frozen=True)
@@ -193,7 +210,7 @@ def network_target(
         parts = enumerate((splits.fit, splits.held_out))
         sets = [of_part.drawn(images, places[name], part) for part, of_part in parts]
         tell(f"{name}: features of {len(sets[0]):,} + {len(sets[1]):,} images")
-        tasks[name] = image_task(source, sets, networks, stages, workers=workers, folder=features)
+        tasks[name] = ImageTask(source, sets, networks, stages, workers=workers, folder=features)
     with torch.no_grad():
         flops = flops_of(lambda: theta_0(example))
     facts |= {
@@ -245,45 +262,6 @@ def _benign(
     return found
 
 
-def image_task(
-    source: ImageSource,
-    sets: Sequence[ImageSet],
-    networks: Mapping[str, Released],
-    stages: Mapping[str, StageOutputs],
-    *,
-    workers: int,
-    folder: Path | None,
-) -> ImageTask:
-    """A data set with the features of every network.
-
-    Args:
-        source: the data set.
-        sets: its images for training and for measuring, through the networks' transform.
-        networks: by name; their devices compute.
-        stages: of each of them.
-        workers: processes that read images.
-        folder: in which features are kept; None keeps none.
-    """
-    fit, held_out = sets
-    images = Inputs.of_images(ConcatDataset([fit, held_out]))
-    trunks: dict[str, Inputs] = {}
-    outputs = {}
-    for which, released in networks.items():  # a run and its θ_0 have one trunk
-        digest = str(released.net.cache_facts("trunk")["weights"])
-        outputs[which] = trunks.setdefault(digest, images.through(released.net.trunk))
-    return ImageTask(
-        source=source,
-        fit=fit,
-        held_out=held_out,
-        features={
-            which: [_features(released, part, workers, folder) for part in sets] for which, released in networks.items()
-        },
-        images=images,
-        trunk_outputs=outputs,
-        stage_outputs={which: images.through(of) for which, of in stages.items()},
-    )
-
-
 def _features(released: Released, images: ImageSet, workers: int, folder: Path | None) -> Features:
     """What the network releases for the images: (N, D) float32, through its map if it has one."""
     found = extract(
@@ -298,8 +276,7 @@ def _features(released: Released, images: ImageSet, workers: int, folder: Path |
 
 
 def _together(both: Sequence[Features]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    x: Tensor = torch.cat([features.x for features in both]).double()
-    return x.numpy(), _labels(both)
+    return torch.cat([features.x for features in both]).double().numpy(), _labels(both)
 
 
 def _labels(both: Sequence[Features]) -> np.ndarray[Any, Any]:

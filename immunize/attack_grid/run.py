@@ -12,7 +12,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
@@ -81,14 +81,14 @@ def run_grid(
     processes = work.processes()
     peaks = []
     for part in work.parts(work.stays if processes > 1 else lambda entry: True):
-        work.done(part, part.run(plan.budget, store, functools.partial(work.say, part)))
+        work.found[part.place] |= part.run(plan.budget, store, functools.partial(work.say, part))
     if processes > 1:
         others = work.parts(lambda entry: not work.stays(entry))
         with contextlib.closing(_side_by_side(others, processes, plan.threads, plan.budget, store)) as finished:
             for part, (cells, lines, own_peak) in finished:
                 for line in lines:
                     work.say(part, line)
-                work.done(part, cells)
+                work.found[part.place] |= cells
                 peaks.append(own_peak)
     return {
         "tasks": work.facts(),
@@ -108,7 +108,7 @@ class _Work:
         self.tried = {name: [one for one in entries if _fits(one, task)] for name, task in self.tasks.items()}
         self.places = list(itertools.product(self.plan.seeds, self.tried, EXTRACTORS))
         self.total = sum(len(self.tried[name]) for _, name, _ in self.places)
-        self.found: dict[Place, Cells] = {}
+        self.found: defaultdict[Place, Cells] = defaultdict(dict)
         self.of_task = {name: _facts(task) for name, task in self.tasks.items()}
         self.moved: dict[str, dict[int, Mapping[str, int]]] = {name: {} for name in self.tasks}
         self._count = itertools.count(1)
@@ -131,38 +131,30 @@ class _Work:
         """Parts of these attacks, each with what they need."""
         if not any(wanted(entry) for entries in self.tried.values() for entry in entries):
             return
-        for place, data, entries in self._all():
-            if chosen := tuple(filter(wanted, entries)):
-                needed = {entry.attack.needs for entry in chosen}
-                network = data.network if "model" in needed else None
-                reference = data.reference if "reference" in needed else None
-                yield _Part(place, chosen, replace(data, network=network, reference=reference))
-
-    def _all(self) -> Iterator[tuple[Place, AttackData, list[Entry]]]:
         # Of a seed the immunized rows first, whose attackers take longest: what a pool ends with is short.
         for place in sorted(self.places, key=lambda of: (self.plan.seeds.index(of[0]), of[2] != "immunized")):
             seed, name, extractor = place
             if seed != self.seed:
                 self.seed, self.tasks = seed, self.target.tasks(seed)
             self.moved[name][seed] = self.tasks[name].moved
-            yield place, self.tasks[name].seen_by(extractor), self.tried[name]
+            data = self.tasks[name].seen_by(extractor)
+            if chosen := tuple(filter(wanted, self.tried[name])):
+                needed = {entry.attack.needs for entry in chosen}
+                network = data.network if "model" in needed else None
+                reference = data.reference if "reference" in needed else None
+                yield _Part(place, chosen, replace(data, network=network, reference=reference))
 
     def say(self, part: _Part, text: str) -> None:
         """One more cell."""
         seed, name, extractor = part.place
         self.tell(f"{next(self._count)}/{self.total} seed {seed}, {name}, {extractor}: {text}")
 
-    def done(self, part: _Part, cells: Cells) -> None:
-        """Cells of a part."""
-        self.found.setdefault(part.place, {}).update(cells)
-
     def cells(self) -> dict[str, dict[str, list[Cells]]]:
         """Task -> extractor -> for each seed the cells by attack, in the grid's order."""
         cells: dict[str, dict[str, list[Cells]]] = {}
         for place in self.places:
             _, name, extractor = place
-            found = self.found.get(place, {})
-            ordered = {entry.name: found[entry.name] for entry in self.tried[name]}
+            ordered = {entry.name: self.found[place][entry.name] for entry in self.tried[name]}
             cells.setdefault(name, {}).setdefault(extractor, []).append(ordered)
         return cells
 
@@ -231,55 +223,43 @@ def laid_out(cells: Mapping[str, Mapping[str, list[dict[str, Any]]]], names: lis
         cells: task -> extractor -> for each seed what `attack_all` gave.
         names: of the attacks, in the grid's order.
     """
-    results: dict[str, Any] = {}
-    best_so_far: dict[str, Any] = {}
-    verdicts: dict[str, Any] = {}
+    found: dict[str, dict[str, Any]] = {part: {} for part in ("results", "attacks", "best_so_far", "verdicts")}
     for task, by_extractor in cells.items():
+        theta_0 = by_extractor["theta_0"]
         for extractor, seeds in by_extractor.items():
             tiers: dict[str, list[TierResult]] = {}
             laid: dict[str, Any] = {}
             for tier in TIERS:
-                mine = [in_tier(of_seed, tier) for of_seed in seeds]
-                theirs = [in_tier(of_seed, tier) for of_seed in by_extractor["theta_0"]]
+                mine, theirs = ([in_tier(of_seed, tier) for of_seed in of] for of in (seeds, theta_0))
                 pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if a is not None and b is not None]
                 if not pairs:
                     continue
                 tiers[tier] = [compare(a, b) for a, b in pairs]
-                best = [a.curve.labels[-1] if a.curve.labels else None for a, _ in pairs]
                 own = [name for name, cell in seeds[0].items() if cell["tier"] == tier and cell["status"] != "skipped"]
                 laid[tier] = _tier(tiers[tier]) | {
                     "flops_by_attack": {name: _flops(seeds, name, tiers[tier]) for name in own},
                     "longest_by_attack": {name: _longest(seeds, name) for name in own},
-                    "best": best,
+                    "best": [a.curve.labels[-1] if a.curve.labels else None for a, _ in pairs],
                     "chance": [b.chance for _, b in pairs],
                     "diverged": sorted({n for a, _ in pairs for n in a.diverged}),
                 }
-                best_so_far.setdefault(task, {}).setdefault(extractor, {})[tier] = [_columns(a) for a, _ in pairs]
-            results.setdefault(task, {})[extractor] = laid
-            verdicts.setdefault(task, {})[extractor] = judge(tiers, _impossible(seeds[0]))
-    attacks = {
-        task: {
-            extractor: {name: _attack(seeds, of["theta_0"], name) for name in names if name in seeds[0]}
-            for extractor, seeds in of.items()
-        }
-        for task, of in cells.items()
+                of_task = found["best_so_far"].setdefault(task, {})
+                of_task.setdefault(extractor, {})[tier] = [_columns(a) for a, _ in pairs]
+            attacks = {name: _attack(seeds, theta_0, name) for name in names if name in seeds[0]}
+            verdict = judge(tiers, _impossible(seeds[0]))
+            for part, of in (("results", laid), ("attacks", attacks), ("verdicts", verdict)):
+                found[part].setdefault(task, {})[extractor] = of
+    held = {
+        task: [tier for tier, held in of["random_orthogonal"]["held"].items() if held]
+        for task, of in found["verdicts"].items()
     }
-    held = {task: [t for t, held in of["random_orthogonal"]["held"].items() if held] for task, of in verdicts.items()}
-    control = {"held": held, "passed": not any(held.values())}
-    return {
-        "results": results,
-        "attacks": attacks,
-        "best_so_far": best_so_far,
-        "verdicts": verdicts,
-        "control": control,
-    }
+    return {**found, "control": {"held": held, "passed": not any(held.values())}}
 
 
 def _impossible(cells: Mapping[str, dict[str, Any]]) -> set[str]:
     """Tiers of which every attack was skipped: what they need is not there."""
-    return {cell["tier"] for cell in cells.values()} - {
-        cell["tier"] for cell in cells.values() if cell["status"] != "skipped"
-    }
+    tried = {cell["tier"] for cell in cells.values() if cell["status"] != "skipped"}
+    return {cell["tier"] for cell in cells.values()} - tried
 
 
 def _tier(found: list[TierResult]) -> dict[str, Any]:
@@ -353,19 +333,14 @@ def _horizons(cells: list[dict[str, Any]], theta_0: list[dict[str, Any]]) -> lis
 def _spread(values: list[float | None]) -> dict[str, Any]:
     """Mean and standard deviation (n - 1) over the seeds that have a number, and all of them."""
     known = [value for value in values if value is not None]
-    mean = sum(known) / len(known) if known else None
-    std = (
-        math.sqrt(sum((v - mean) ** 2 for v in known) / (len(known) - 1))
-        if mean is not None and len(known) > 1
-        else None
-    )
-    return {"mean": mean, "std": std, "values": values}
+    mean = sum(known) / max(1, len(known))
+    std = math.sqrt(sum((v - mean) ** 2 for v in known) / (len(known) - 1)) if len(known) > 1 else None
+    return {"mean": mean if known else None, "std": std, "values": values}
 
 
 def _columns(of: Attacked) -> dict[str, dict[str, list[Any]]]:
     """By resource how much had been paid, and the test score that it had bought."""
-    found = {}
-    for by, curve in of.curves.items():
-        paid = [getattr(point.cost, by) for point in curve.points]
-        found[by] = {"paid": paid, "test": [point.test for point in curve.points]}
-    return found
+    return {
+        by: {"paid": [getattr(at.cost, by) for at in curve.points], "test": [at.test for at in curve.points]}
+        for by, curve in of.curves.items()
+    }
