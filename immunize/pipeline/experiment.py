@@ -130,12 +130,8 @@ def save(record: dict[str, Any], folder: Path, loggers: list[Logger], step: int,
             with quiet_lightning():
                 log_results(loggers, numbers, result_rows(record), curves, drawn if drawn.exists() else None, step=step)
         close_loggers(loggers, success=done)
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        UserError,
-    ) as error:  # a full disk, a logger's server: the run itself is safe
+    except (OSError, RuntimeError, ValueError, UserError) as error:
+        # A full disk, a logger's server: the run itself is safe.
         log.warning("the record is written, but not the figure or the log: %s", error)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import random
 import signal
 import time
 import warnings
@@ -17,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, cuda, nn
 
+from immunize.data.images.pair import random_state
 from immunize.data.pair import Pair
 from immunize.errors import DivergedError, UserError
 from immunize.features import AppendedHead
@@ -125,9 +124,8 @@ class Training:
         found: list[Callback] = []
         if row.balance and weighted:
             found.append(GradientBalance(row.balance_multiplier, row.balance_every, row.balance_multiplier_ill))
-        elif (
-            row.balance and objective.trains and not telling.quiet
-        ):  # a sweep over methods shares one row of hyper-parameters
+        elif row.balance and objective.trains and not telling.quiet:
+            # A sweep over methods, which is quiet, shares one row of hyper-parameters.
             log.warning("objective.balance=true has no effect: method=%s has no λ that it could set", self.method)
         if self.guard != "off" and not weighted:
             raise UserError(f"guard={self.guard} watches R_well and R_ill; method={self.method} has neither")
@@ -234,25 +232,18 @@ def facts_of(callbacks: Iterable[Callback], module: LightningModule) -> dict[str
 def by_its_own_numbers(seed: int) -> Iterator[None]:
     """Random numbers by `seed`, gradients, no autocast within; the caller's generators, modes, log levels come back."""
     lightning = logging.getLogger("lightning.pytorch")
-    level, python, legacy = lightning.level, random.getstate(), np.random.get_state()  # noqa: NPY002
-    metal = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     with contextlib.ExitStack() as within:
+        within.callback(lightning.setLevel, lightning.level)
+        if torch.backends.mps.is_available():
+            within.callback(torch.mps.set_rng_state, torch.mps.get_rng_state())
         within.enter_context(torch.random.fork_rng(range(torch.cuda.device_count())))
         within.enter_context(torch.inference_mode(False))
         within.enter_context(torch.enable_grad())
         for device in {"cpu", getattr(torch.accelerator.current_accelerator(), "type", "cpu")}:
             within.enter_context(torch.autocast(device, enabled=False))
-        try:
-            random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
-            torch.manual_seed(seed)
-            yield
-        finally:
-            lightning.setLevel(level)
-            random.setstate(python)
-            np.random.set_state(legacy)  # noqa: NPY002
-            if metal is not None:
-                torch.mps.set_rng_state(metal)
+        within.enter_context(random_state(seed, seed, seed))
+        torch.manual_seed(seed)  # of accelerators too
+        yield
 
 
 @contextlib.contextmanager

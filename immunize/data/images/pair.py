@@ -125,7 +125,8 @@ class BatchDataset(Dataset[tuple[Tensor, Tensor]]):
             return x, y
         items = []
         for row in draw.rows:
-            with _random_state(self.seed, AUGMENTATION_STREAM, self.stream, draw.number, row):
+            entropy = self.seed, AUGMENTATION_STREAM, self.stream, draw.number, row
+            with random_state(*np.random.SeedSequence(entropy).generate_state(3).tolist()):
                 items.append(self.images[row])
         return torch.stack([x for x, _ in items]), torch.tensor([int(y) for _, y in items])
 
@@ -154,13 +155,12 @@ def stream_loader(
 
 
 @contextmanager
-def _random_state(*entropy: int) -> Iterator[None]:
-    """Seed what transforms draw from (torch, Python and numpy), and put the state of the program back afterwards."""
+def random_state(of_torch: int, of_python: int, of_numpy: int) -> Iterator[None]:
+    """Seed what transforms draw from, on the CPU, and put the state of the program back afterwards."""
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
-    seeds = np.random.SeedSequence(entropy).generate_state(3)
-    torch.default_generator.manual_seed(int(seeds[0]))
-    random.seed(int(seeds[1]))
-    np.random.seed(int(seeds[2]))  # noqa: NPY002
+    torch.default_generator.manual_seed(of_torch)
+    random.seed(of_python)
+    np.random.seed(of_numpy)  # noqa: NPY002
     try:
         yield
     finally:
