@@ -39,8 +39,8 @@ from immunize.features.loaders import (
 )
 from immunize.objective import Objective, task_loss
 from immunize.objective.deep import without_spectrum
-from immunize.pipeline.appended import append_computed
 from immunize.pipeline.assemble import method_named, new_trainer, optimizer_factory, shared_row
+from immunize.pipeline.features import append_computed
 from immunize.pipeline.fit import by_its_own_numbers, train
 from immunize.settings import MULTIPLIER, RATE, RHO, SEED, Rule
 from immunize.spectrum import DEFAULT_RHO, Estimator, ZeroMatrixError
@@ -257,11 +257,11 @@ def immunize(
             _as_it_came(released, backbone)
             _as_it_came(classifier, head)
         else:
-            x, y = before["pretrain"]
             fitted = slice(None) if objective.has_inverse else not_judged_by(known)  # without one answers are fitted
-            rows = before | {"pretrain": (x[fitted], y[fitted])}
-            released, classifier, facts = _appended(objective, theta_0, omega_0, rows)
-            taken, measured = 0, [theta_0]
+            rows = Features(*(of[fitted] for of in before["pretrain"])), Features(*before["harmful"])
+            whole, appended, facts = append_computed(objective, nn.Sequential(theta_0, omega_0), *rows, head="1")
+            released = nn.Sequential(whole.get_submodule("0"), appended.map).eval()
+            classifier, taken, measured = appended.head.eval(), 0, [theta_0]
         ratios, told, learned = _numbers(
             (measured, loaders, objective), (released, classifier, omega_0), known, taken, rho=rho, seed=seed
         )
@@ -443,15 +443,6 @@ def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, mu
     return fit.steps
 
 
-def _appended(
-    objective: Objective, backbone: nn.Module, head: nn.Linear, rows: Mapping[str, tuple[Tensor, Tensor]]
-) -> tuple[nn.Module, nn.Linear, dict[str, Any]]:
-    """The backbone with the method's map behind it, and the head that goes with it."""
-    pretrain, harmful = (Features(*rows[role]) for role in ("pretrain", "harmful"))
-    whole, appended, facts = append_computed(objective, nn.Sequential(backbone, head), pretrain, harmful, head="1")
-    return nn.Sequential(whole.get_submodule("0"), appended.map).eval(), appended.head.eval(), facts
-
-
 def _behind(x: Tensor, weight: Tensor) -> Tensor:
     """Features (N, D) behind a map, float64; of directions that are none but for rounding the map makes no new ones."""
     values, vectors = eigh(gram(x))
@@ -485,5 +476,4 @@ def _check_pair(pretrain: Rows, harmful: Rows) -> None:
 def answers(x: Tensor, head: nn.Linear) -> Tensor:
     """The class that a classifier gives each row, (N,), on the CPU."""
     with torch.no_grad():
-        given: Tensor = head(x.to(head.weight)).argmax(1).cpu()
-    return given
+        return head(x.to(head.weight)).argmax(1).cpu()

@@ -22,8 +22,7 @@ from immunize.errors import CheckpointError, UserError
 from immunize.features import AppendedHead, DeepExtractor, Features, append_map, extract, save_weights
 from immunize.features.boundary import Trunk
 from immunize.instantiate import NOT_ARGUMENTS, build
-from immunize.pipeline.appended import mapped
-from immunize.pipeline.features import Measured
+from immunize.pipeline.features import Measured, mapped
 from immunize.pipeline.fit import TRAINING
 from immunize.pipeline.network import NetworkModel
 from immunize.records import CHECKPOINT, read_record

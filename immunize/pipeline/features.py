@@ -1,5 +1,7 @@
 """The images that a network is measured on, and their features: by several processes, of several harmful data sets.
 
+Behind the map that a method computes as well, for runs and for `immunize.immunize` alike.
+
 Shapes: N samples, D features.
 """
 
@@ -17,11 +19,14 @@ from immunize.data import ROLES, Role
 from immunize.data.images.image_set import ImageSet
 from immunize.data.images.pair import ImagePair
 from immunize.data.images.source import rows_of_sets
+from immunize.errors import UserError
 from immunize.evaluation import check_group_size
 from immunize.evaluation.deep import PARTS
-from immunize.features import DeepExtractor, Features
-from immunize.objective import Head, world_size
+from immunize.features import AppendedHead, DeepExtractor, Features, append_map
+from immunize.objective import Head, Objective, world_size
+from immunize.objective.erase import distilled
 from immunize.spectrum import share_right
+from immunize.spectrum.condition import check_varying
 
 Measured = dict[str, dict[str, dict[str, Features]]]
 """which ("immunized", "theta_0") -> part ("fit", "held_out") -> role -> x (N, D) and y (N,)."""
@@ -145,3 +150,68 @@ def _together(shares: list[Features]) -> Features:
     for start, share in enumerate(shares):
         x[start :: len(shares)], y[start :: len(shares)] = share
     return Features(x, y)
+
+
+# --- behind a map that a method computes --------------------------------------------------------------------------
+
+
+def append_computed(
+    objective: Objective,
+    network: nn.Module,
+    pretrain: Features,
+    harmful: Features,
+    *,
+    head: str | None = None,
+) -> tuple[nn.Module, AppendedHead, dict[str, Any]]:
+    """Append the map that a method computes from features.
+
+    A map with an inverse changes no logit. Behind one without, the classifier is fitted again to repeat θ_0's answers
+    on D_P.
+
+    Args:
+        objective: the method.
+        network: θ_0; it is not changed.
+        pretrain: θ_0's features of D_P.
+        harmful: of D_H.
+        head: of the network, as `append_map` takes it.
+
+    Returns:
+        the released network, its map and classifier, and facts.
+
+    Raises:
+        UserError: a method for linear models alone, or features that do not allow the map.
+    """
+    x = pretrain.x.double()
+    try:
+        check_varying(x, "D_P")
+        check_varying(harmful.x, "D_H")
+        solved = objective.solve(Features(x, pretrain.y), Features(harmful.x.double(), harmful.y))
+        if solved is None:
+            raise UserError("this method is made for linear models; for a network choose another, such as closed_form")
+        theta, facts = solved
+        inverse = torch.linalg.inv(theta) if objective.has_inverse else None
+        released = append_map(network, theta, inverse, head=head)
+    except (ValueError, RuntimeError) as error:  # LAPACK's errors are runtime errors
+        raise UserError(str(error)) from None
+    (appended,) = (module for module in released.modules() if isinstance(module, AppendedHead))
+    if inverse is None:
+        parameters = appended.head
+        refitted = distilled(x, theta, head_of(parameters))
+        with torch.no_grad():
+            parameters.weight.copy_(refitted.weight.T)
+            if refitted.bias is not None:
+                parameters.bias.copy_(refitted.bias)
+    return released, appended, facts
+
+
+def mapped(features: Measured, appended: AppendedHead) -> Head:
+    """Put θ_0's features behind an appended map in the place of the immunized network's.
+
+    Returns:
+        the classifier behind the map.
+    """
+    with torch.no_grad():
+        for part, roles in features["theta_0"].items():
+            for role, (x, y) in roles.items():
+                features["immunized"][part][role] = Features(appended.map(x), y)
+    return head_of(appended.head)

@@ -40,12 +40,13 @@ from immunize.features import (
 from immunize.features.extract import cache_place
 from immunize.objective import Head, Objective, world_size
 from immunize.objective.deep import without_spectrum
-from immunize.pipeline.appended import append_computed, mapped
 from immunize.pipeline.features import (
     Measured,
     accuracy,
+    append_computed,
     by_set,
     head_of,
+    mapped,
     measured_sets,
     shared,
     side_by_side,
