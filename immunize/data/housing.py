@@ -27,12 +27,11 @@ import io
 import warnings
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from immunize.data.splits import ROLES, Part, SourceBase, Splits, Standardizer, random_generator, to_part
+from immunize.data.splits import ROLES, Array, Part, SourceBase, Splits, Standardizer, random_generator, to_part
 from immunize.errors import DataError, MissingDataError, some
 
 OPENML_ID = 42165
@@ -173,7 +172,6 @@ def check_table(table: pd.DataFrame, where: str) -> pd.DataFrame:
     return table[list(COLUMNS)]
 
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
 SOURCES = ("auto", "openml")
 
 

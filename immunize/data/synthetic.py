@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from immunize.data.splits import ROLES, Part, SourceBase, Splits, random_generator, to_part
+from immunize.data.splits import ROLES, Array, Part, SourceBase, Splits, random_generator, to_part
 from immunize.errors import DataError
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
 BASIS_STREAM, ROLE_STREAM = 0, 1
 """The basis depends on the seed alone, so that both roles share it; everything else also depends on the role."""
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -15,6 +14,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from immunize.report.curves import Array
 from immunize.report.published import Publications
 from immunize.report.runs import Runs
 from immunize.report.templates import filled_in
@@ -31,8 +31,6 @@ _LEAST = 3
 _SIDES = np.concatenate([np.linspace(0, 0.5 - _PALE, 128), np.linspace(0.5 + _PALE, 1, 128)])
 _MAP = ListedColormap(colormaps["RdBu"](_SIDES), name="red and blue")  # 0 itself, RIR = 1, is the first of the blues
 """RdBu without its white: safe for colour-blind readers, and in grey the sign of the printed value tells."""
-
-Array = npt.NDArray[np.float64]
 
 
 def heatmap(panels: Mapping[str, Mapping[str, float]], title: str, *, sides: tuple[str, str]) -> Figure:

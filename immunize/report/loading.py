@@ -30,7 +30,7 @@ RESULTS = "results.csv.gz"
 SEPARATOR = "/"
 _LEFT_OUT = ("curves", "spectra")
 _DATA_ROOT = "<data_root>"
-_Record = dict[str, Any]
+Record = dict[str, Any]
 FINISHED = ("finished",)
 
 
@@ -330,7 +330,7 @@ def write_results(records: Sequence[Mapping[str, Any]], out: Path) -> None:
         packed.write(text.getvalue().encode())
 
 
-def read_results(path: Path) -> list[_Record]:
+def read_results(path: Path) -> list[Record]:
     """The records in a file of :func:`write_results`.
 
     Raises:
@@ -348,8 +348,8 @@ def read_results(path: Path) -> list[_Record]:
     return [_nested((at, value(cell)) for at, cell in zip(paths, row, strict=True) if cell) for row in rows]
 
 
-def _nested(leaves: Iterable[tuple[Sequence[str], Any]]) -> _Record:
-    tree: _Record = {}
+def _nested(leaves: Iterable[tuple[Sequence[str], Any]]) -> Record:
+    tree: Record = {}
     for (*outer, last), value in leaves:
         place = tree
         for key in outer:
@@ -369,7 +369,7 @@ def leaves(record: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _kept(record: Mapping[str, Any]) -> _Record:
+def _kept(record: Mapping[str, Any]) -> Record:
     kept = {key: value for key, value in record.items() if key not in _LEFT_OUT}
     root = kept.get("config", {}).get("data_root")
     if isinstance(root, str) and len(root) > 1 and "/" in root:

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from immunize.records import ATTACK_RECORD, RECORD, whole_config
 from immunize.report.attacks.records import load_attacks
-from immunize.report.loading import RESULTS, judged, leaves, load_records, measured
+from immunize.report.loading import RESULTS, Record, judged, leaves, load_records, measured
 from immunize.report.naming import LAMBDAS, PROTOCOLS, pair_label
 from immunize.report.runs import EXPERIMENT_STATUSES, experiment_of
 
@@ -52,7 +52,6 @@ COLUMNS = (*_RUN, *_MEASURED)
 """Of a frame, in their order."""
 
 _ALONE = ("seconds", "peak_memory_mib")
-_Record = dict[str, Any]
 _Row = tuple[str, str, str, str, float]
 
 
@@ -75,7 +74,7 @@ def frame(source: str | Path | Iterable[str | Path]) -> pd.DataFrame:
     return frame_of(found.values())
 
 
-def frame_of(records: Collection[_Record]) -> pd.DataFrame:
+def frame_of(records: Collection[Record]) -> pd.DataFrame:
     """The same of records that were read already."""
     import pandas as pd
 
@@ -86,7 +85,7 @@ def frame_of(records: Collection[_Record]) -> pd.DataFrame:
     return pd.concat([found, numbers], axis=1)
 
 
-def _records(place: Path) -> list[_Record]:
+def _records(place: Path) -> list[Record]:
     kinds = (RECORD, ATTACK_RECORD) if place.name not in (RECORD, ATTACK_RECORD) else (place.name,)
     place = place.parent if place.name in kinds else place
     runs, attacks = (kind in kinds and next(place.rglob(kind), None) is not None for kind in (RECORD, ATTACK_RECORD))
@@ -94,7 +93,7 @@ def _records(place: Path) -> list[_Record]:
     return [*found, *(load_attacks(place) if attacks and not (place / RESULTS).is_file() else [])]
 
 
-def _identity(record: _Record) -> dict[str, Any]:
+def _identity(record: Record) -> dict[str, Any]:
     weights = whole_config(record).get("method", {})
     return {
         **{name: record.get(name) for name in _RUN},
@@ -105,7 +104,7 @@ def _identity(record: _Record) -> dict[str, Any]:
     }
 
 
-def _measured(record: _Record) -> Iterator[_Row]:
+def _measured(record: Record) -> Iterator[_Row]:
     for protocol, part, estimator, found in sorted(measured(record), key=lambda of: of[0]):
         where = (PROTOCOLS[protocol], part, estimator)
         yield from _rows(where, found, lambda path: path.rpartition("/")[2][:4] == "gap_")
@@ -127,7 +126,7 @@ def _measured(record: _Record) -> Iterator[_Row]:
                 yield from _rows(("attack", task, tier), {features: _with_never(found)})
 
 
-def _with_never(found: _Record) -> _Record:
+def _with_never(found: Record) -> Record:
     """Null is never where θ_0 learns the task, and elsewhere not known."""
     learned = found["to_target_reference"]["steps"]
 
@@ -138,7 +137,7 @@ def _with_never(found: _Record) -> _Record:
     return found | {name: {key: told(values) for key, values in found[name].items()} for name in paid}
 
 
-def _rows(where: tuple[str, str, str], tree: _Record, endless: Any = lambda path: False) -> Iterator[_Row]:
+def _rows(where: tuple[str, str, str], tree: Record, endless: Any = lambda path: False) -> Iterator[_Row]:
     """Every number of a tree; null is infinite where `endless` says so of its path, and NaN elsewhere."""
     for path, value in leaves(tree):
         interval = path.startswith("interval/")

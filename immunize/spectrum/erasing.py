@@ -214,7 +214,6 @@ def root_of(gram: Tensor, shrinkage: float) -> Tensor:
         ValueError: that is singular.
     """
     scale = float(gram.trace()) / len(gram)
-    root: Tensor
     root, failed = torch.linalg.cholesky_ex(gram + shrinkage * scale * torch.eye(len(gram)).to(gram))
     floor = len(gram) * torch.finfo(torch.float64).eps * scale
     if int(failed) or not float(root.diagonal().min()) ** 2 > floor:

@@ -20,7 +20,6 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -44,9 +43,8 @@ from immunize.spectrum.separability import (
     ridge_solutions,
     scaled_targets,
 )
-from immunize.spectrum.shrinkage import ledoit_wolf, row_set, row_sets
+from immunize.spectrum.shrinkage import Array, ledoit_wolf, row_set, row_sets
 
-Array = Tensor | npt.NDArray[Any]
 Labelled = tuple[Tensor, Tensor]
 """(N, D) float64 features, and (N,) class numbers or targets."""
 

@@ -21,12 +21,11 @@ from typing import Any
 
 from immunize.records import ATTACK_RECORD, check_versions, read_file, whole_config
 from immunize.report.attacks.one_run import NAMES, TIERS, middle, where_known
-from immunize.report.loading import RESULTS, load_records
+from immunize.report.loading import RESULTS, Record, load_records
 from immunize.report.naming import pair_label
 from immunize.report.runs import Collection, check_once
 from immunize.report.table import share, summary_text, under
 
-Record = dict[str, Any]
 Run = tuple[str, str, str, int]
 """Data sets and model, pair, method and seed."""
 

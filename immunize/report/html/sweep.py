@@ -19,7 +19,7 @@ from immunize.records import REPORT
 from immunize.report.curves import panels, style_of
 from immunize.report.heatmaps import heatmap
 from immunize.report.html.page import page
-from immunize.report.loading import count_missing, lacking_is_told, load_records, measured, verdict_on
+from immunize.report.loading import Record, count_missing, lacking_is_told, load_records, measured, verdict_on
 from immunize.report.naming import PARTS, RATIO_HEADS, RATIOS, in_order, pair_label, part_words
 from immunize.report.provenance import provenance_rows, settings_table, validity_notes
 from immunize.report.runs import Runs, count_text, experiment_of, held_text, measured_on
@@ -33,7 +33,6 @@ MAP_FROM = 3
 """Pairs of data sets from which on a heat map shows more than a table."""
 _MOST_LABELS = 12
 
-Record = dict[str, Any]
 Settings = Mapping[str, Sequence[Record]]
 """A method, and what was varied about it, to its runs of any status."""
 
