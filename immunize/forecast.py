@@ -29,7 +29,7 @@ from immunize.threads import cpu_threads, threads_in_force
 if TYPE_CHECKING:
     from immunize.data import SourceBase
     from immunize.data.loading import LoadedPair
-    from immunize.evaluation.alignment import DataSetFacts, Forecast
+    from immunize.evaluation.alignment import Forecast
 
 FORECAST, FIGURE = "forecast.json", "forecast.png"
 
@@ -165,8 +165,10 @@ def _numbers(found: Forecast) -> dict[str, Any]:
     from immunize.evaluation.numbers import ratio_numbers
 
     theory, aligned, maps = found.spectrum, found.alignment, {"fit": found.fit, "held_out": found.held_out}
+    sets = {"pretrain": found.pretrain, "harmful": found.harmful}
+    facts = {role: without(asdict(of), "estimator") for role, of in sets.items()}
     return {
-        "data_sets": {"part": "fit", "pretrain": _facts(found.pretrain), "harmful": _facts(found.harmful)},
+        "data_sets": {"part": "fit", **without(facts, "eigenvalues")},
         "alignment": {
             "part": "fit",
             **without(vars(aligned), "angles"),
@@ -186,7 +188,7 @@ def _numbers(found: Forecast) -> dict[str, Any]:
             for part, one in maps.items()
         },
         "curves": {
-            "eigenvalues": {role: getattr(found, role).eigenvalues.tolist() for role in ("pretrain", "harmful")},
+            "eigenvalues": {role: of.eigenvalues.tolist() for role, of in sets.items()},
             "generalized_eigenvalues": theory.mu.tolist(),
         },
     }
@@ -194,12 +196,6 @@ def _numbers(found: Forecast) -> dict[str, Any]:
 
 def _named(of: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(of, name) for name in names}
-
-
-def _facts(facts: DataSetFacts) -> dict[str, Any]:
-    laid_out: dict[str, Any] = without(asdict(facts), "estimator")
-    del laid_out["eigenvalues"]
-    return laid_out
 
 
 if __name__ == "__main__":

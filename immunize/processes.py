@@ -195,10 +195,9 @@ def beside(work: Callable[[], R]) -> Iterator[Callable[[], R]]:
 
     def result() -> R:
         try:
-            found: R = receiving.recv()
+            return receiving.recv()
         except (EOFError, OSError):
             return work()
-        return found
 
     try:
         yield result

@@ -102,11 +102,9 @@ class Mnist(DigitPairSource):
         Raises:
             MissingDataError: if a file is not there and may not, or cannot, be downloaded.
         """
-        missing = self._missing()
-        if missing and self.download:
+        if self.download and self._missing():
             self._download()
-            missing = self._missing()
-        if missing:
+        if missing := self._missing():
             raise MissingDataError(
                 f"MNIST was not found: looked for {self.folder / missing[0]} (plain or .gz). "
                 f"Get the four files from {MIRROR} and name the folder that holds MNIST/raw with data_root=<folder> "

@@ -189,7 +189,7 @@ def _head_name(model: nn.Module, head: str | None) -> str:
     """Dotted name of the head, an `nn.Linear` or an `AppendedHead`; "" for a model that is one itself."""
     modules = dict(model.named_modules(remove_duplicate=False))
     appended = [name for name, module in modules.items() if isinstance(module, AppendedHead)]
-    inner = {name for outer in appended for name in (_join(outer, "map"), _join(outer, "head"))}
+    inner = {f"{outer}.{name}".lstrip(".") for outer in appended for name in ("map", "head")}
     linear = [name for name, module in modules.items() if isinstance(module, nn.Linear) and name not in inner]
     if head is not None:
         name = head.rpartition(".")[0] if head in inner else head
@@ -222,10 +222,6 @@ def _declared(model: nn.Module, modules: dict[str, nn.Module], linear: list[str]
     if names:
         return [name for name in linear if name in ([names] if isinstance(names, str) else names)]
     return linear if len(linear) == 1 else [name for name in linear if name in USUAL_NAMES]
-
-
-def _join(outer: str, name: str) -> str:
-    return f"{outer}.{name}" if outer else name
 
 
 def _listed(names: list[str]) -> str:
@@ -374,8 +370,7 @@ def released_network(net: DeepExtractor, state: Mapping[str, Tensor], source: st
 
 
 def _place_of_head(net: DeepExtractor) -> str:
-    names: list[str] = [name for name, module in net.network.named_modules() if module is net.head]
-    return names[0]
+    return next(name for name, module in net.network.named_modules() if module is net.head)
 
 
 def _linear(theta: Tensor) -> nn.Linear:

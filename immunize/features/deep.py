@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -412,8 +413,9 @@ def matching_parameters(
     names, chosen = list(own), set[str]()
     if not patterns:
         raise UserError(f"{setting} is empty: name the modules that move, such as [layer4]")
+    around = {key: list(accumulate(key.split("."), "{}.{}".format)) for key in names}
     for pattern in patterns:
-        found = [key for key in names if any(fnmatchcase(part, pattern) for part in _prefixes(key))]
+        found = [key for key in names if any(fnmatchcase(part, pattern) for part in around[key])]
         if not found:
             tops = list(dict.fromkeys(".".join(key.split(".")[:2]) for key in names))
             raise UserError(
@@ -431,11 +433,6 @@ def matching_parameters(
         if key in chosen:
             first.setdefault(id(own[key]), key)
     return list(first.values())
-
-
-def _prefixes(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 MOST_COLUMNS = 4096

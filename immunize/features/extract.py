@@ -274,8 +274,7 @@ def available_memory() -> int | None:
     """Bytes that can be had without swapping, on Linux; elsewhere unknown."""
     with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        kibibytes: int = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
-        return 1024 * kibibytes
+        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
     return None
 
 

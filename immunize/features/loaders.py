@@ -177,9 +177,10 @@ def batches(loader: Loader, role: str) -> Iterator[tuple[Tensor, Tensor]]:
     endless = not length_hint(loader)  # as far as it says
     for batch in loader:
         if not isinstance(batch, Sequence) or len(batch) != 2:
+            size = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
             unlabelled = "; for a D_H without labels give zeros: method=ours and method=closed_form do not look at them"
             raise UserError(
-                f"{role}_loader has to give (inputs, labels) batches, it gives {_words_of(batch)}"
+                f"{role}_loader has to give (inputs, labels) batches, it gives a {type(batch).__name__}{size}"
                 f"{unlabelled if role == 'harmful' else ''}"
             )
         x, y = batch
@@ -199,11 +200,6 @@ def batches(loader: Loader, role: str) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, y
     if batch is None:
         raise UserError(NO_BATCH.format(role))
-
-
-def _words_of(batch: Any) -> str:
-    sized = isinstance(batch, list | tuple)
-    return f"a {type(batch).__name__}" + (f" of {len(batch)}" if sized else "")
 
 
 def check_loaders(loaders: Mapping[str, Any]) -> None:

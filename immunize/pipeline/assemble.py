@@ -245,8 +245,7 @@ def method_named(
     if not handed_on and (lambda_well, lambda_ill) != (None, None):
         raise UserError(f"method {name!r} takes no lambda_well and no lambda_ill; leave them out, or see its options")
     whole.method.update(dict(options))
-    objective: Objective = build(whole.method, leave_out=NOT_ARGUMENTS)
-    return objective, whole.objective
+    return build(whole.method, leave_out=NOT_ARGUMENTS), whole.objective
 
 
 def shared_row() -> DictConfig:

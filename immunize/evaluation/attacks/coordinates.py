@@ -105,10 +105,9 @@ def thin_svd(x: Array) -> tuple[Array, Array, Array]:
         numpy.linalg.LinAlgError: neither algorithm converges.
     """
     try:
-        u, sigma, vt = scipy.linalg.svd(x, full_matrices=False)
+        return scipy.linalg.svd(x, full_matrices=False)
     except np.linalg.LinAlgError:
-        u, sigma, vt = scipy.linalg.svd(x, full_matrices=False, lapack_driver="gesvd")
-    return u, sigma, vt
+        return scipy.linalg.svd(x, full_matrices=False, lapack_driver="gesvd")
 
 
 @dataclass(frozen=True)

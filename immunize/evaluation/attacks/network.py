@@ -53,8 +53,7 @@ class Inputs:
 
         def source(numbers: Numbers) -> Tensor:
             with torch.no_grad():
-                output: Tensor = trunk(self.at(numbers).to(device))
-            return output.cpu()
+                return trunk(self.at(numbers).to(device)).cpu()
 
         return Inputs(source, self.count)
 

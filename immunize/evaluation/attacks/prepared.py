@@ -139,8 +139,7 @@ def standardize(data: AttackData, floor: float) -> tuple[AttackData, Cost]:
 
 def standardized(data: AttackData) -> AttackData:
     """The task with standardized features, kept with it: three attacks see it, and its principal axes."""
-    known: AttackData | None = data.kept.get("standardized")
-    return known or standardize(data, ROUNDING)[0]
+    return data.kept.get("standardized") or standardize(data, ROUNDING)[0]
 
 
 def normalize(data: AttackData, floor: float) -> tuple[AttackData, Cost]:
