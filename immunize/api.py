@@ -476,4 +476,4 @@ def _check_pair(pretrain: Rows, harmful: Rows) -> None:
 def answers(x: Tensor, head: nn.Linear) -> Tensor:
     """The class that a classifier gives each row, (N,), on the CPU."""
     with torch.no_grad():
-        return head(x.to(head.weight)).argmax(1).cpu()
+        return head(x.to(head.weight)).argmax(1).cpu()  # type: ignore[no-any-return]

@@ -195,7 +195,7 @@ def beside(work: Callable[[], R]) -> Iterator[Callable[[], R]]:
 
     def result() -> R:
         try:
-            return receiving.recv()
+            return receiving.recv()  # type: ignore[no-any-return]
         except (EOFError, OSError):
             return work()
 

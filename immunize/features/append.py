@@ -370,7 +370,7 @@ def released_network(net: DeepExtractor, state: Mapping[str, Tensor], source: st
 
 
 def _place_of_head(net: DeepExtractor) -> str:
-    return next(name for name, module in net.network.named_modules() if module is net.head)
+    return next(name for name, module in net.network.named_modules() if module is net.head)  # type: ignore[no-any-return]
 
 
 def _linear(theta: Tensor) -> nn.Linear:

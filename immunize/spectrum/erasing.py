@@ -218,4 +218,4 @@ def root_of(gram: Tensor, shrinkage: float) -> Tensor:
     floor = len(gram) * torch.finfo(torch.float64).eps * scale
     if int(failed) or not float(root.diagonal().min()) ** 2 > floor:
         raise ValueError(SINGULAR)
-    return root
+    return root  # type: ignore[no-any-return]

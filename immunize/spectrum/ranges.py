@@ -77,7 +77,7 @@ def joint_basis(*rows: Tensor) -> Tensor:
     sigma, vh = _row_space(stacked)
     n = int((sigma > max(stacked.shape) * torch.finfo(torch.float64).eps * sigma[0]).sum())
     gaussian = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(ROTATION_SEED))
-    return (vh[:n].T @ torch.linalg.qr(gaussian).Q).contiguous()
+    return (vh[:n].T @ torch.linalg.qr(gaussian).Q).contiguous()  # type: ignore[no-any-return]
 
 
 def _row_space(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,4 +177,4 @@ def restrict_map(theta: Tensor, basis: Tensor) -> Tensor:
     Returns:
         (n, n) float64 lower triangular L with LLᵀ = basisᵀθθᵀbasis: H keeps its spectrum, features are rotated.
     """
-    return torch.linalg.qr((basis.T @ theta).T, mode="r").R.T.contiguous()
+    return torch.linalg.qr((basis.T @ theta).T, mode="r").R.T.contiguous()  # type: ignore[no-any-return]

@@ -105,9 +105,9 @@ def thin_svd(x: Array) -> tuple[Array, Array, Array]:
         numpy.linalg.LinAlgError: neither algorithm converges.
     """
     try:
-        return scipy.linalg.svd(x, full_matrices=False)
+        return scipy.linalg.svd(x, full_matrices=False)  # type: ignore[no-any-return]
     except np.linalg.LinAlgError:
-        return scipy.linalg.svd(x, full_matrices=False, lapack_driver="gesvd")
+        return scipy.linalg.svd(x, full_matrices=False, lapack_driver="gesvd")  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Inputs:
 
         def source(numbers: Numbers) -> Tensor:
             with torch.no_grad():
-                return trunk(self.at(numbers).to(device)).cpu()
+                return trunk(self.at(numbers).to(device)).cpu()  # type: ignore[no-any-return]
 
         return Inputs(source, self.count)
 
