@@ -11,6 +11,7 @@ import pytest
 
 from immunize.report import experiments, naming
 from immunize.report.__main__ import main
+from immunize.report.card import card_of, card_text
 from immunize.report.curves import IDENTITY, NORM_RATIOS, csv_of, norm_ratio_bands, read_bands
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.heatmaps import log_means
@@ -143,11 +144,16 @@ def test_one_seed_has_no_spread_and_what_is_not_written_leaves_no_file(base: Rec
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_older_records_lack_is_none_in_the_head_of_a_page(table1: list[Record]) -> None:
+def test_what_older_records_lack_is_told_in_the_head_of_a_page_and_a_card(table1: list[Record]) -> None:
     for record in table1:
-        del record["git_commit"], record["held_out_protocol"]
+        record["git_commit"] = None  # as of a wheel
+    assert "git commit: `unknown`" in card_text(card_of(table1[0], None), None)
+    for record in table1[1:]:
+        del record["git_commit"]
+    for record in table1:
+        del record["held_out_protocol"]
     head = dict(provenance_rows(Runs.of(table1, "table1")))
-    assert head["commit"] == head["held out"] == "None"
+    assert (head["commit"], head["held out"]) == ("unknown", "None")
 
 
 def test_a_setting_that_is_null_is_one_that_was_not_there_yet() -> None:
