@@ -40,6 +40,8 @@ CARD_JSON, CARD_MD, REPORT, EXPORT = "card.json", "CARD.md", "report.html", "exp
 EXPORTED = ("model.safetensors", "config.json", "README.md")
 MADE_OF_A_RUN = (CARD_JSON, CARD_MD, REPORT, *(f"{EXPORT}/{name}" for name in EXPORTED))
 """Files that are made of a run's record and checkpoint later, in its folder unless `out=` says otherwise."""
+METRICS, RESULTS = "metrics.csv", "results.csv.gz"
+"""What `logger=csv` leaves in a run's folder, and what a report makes of many runs."""
 SWEEP = "sweep.json"
 """In the folder of a sweep that can be continued: which of the runs there are its own, by their config hashes. Runs
 with settings of before stay in the folder until somebody removes them."""
@@ -114,10 +116,24 @@ def read_record(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{path} is not a record of immunize.train")
         check_versions([record], path)
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} holds no {RECORD}: is it the output folder of a run?") from None
+        raise CheckpointError(f"{folder} holds no {RECORD}") from None
     except ValueError as error:
         raise CheckpointError(str(error)) from None
     return record
+
+
+def no_record(folder: Path) -> str:
+    """Why a folder is not that of a run, and which one may have been meant."""
+    if not folder.is_dir():
+        there = "it is a file, name the folder that it lies in" if folder.exists() else "there is no such folder"
+        return f"{folder} holds no {RECORD}: {there}"
+    first = next(folder.rglob(RECORD), None)
+    if first is not None or (folder / RESULTS).is_file():
+        one = "" if first is None else f"name one of them, such as {first.parent}, or look at all of them with "
+        return f"{folder} holds many runs: {one}python -m immunize.report html sweep={folder}"
+    if (folder / METRICS).is_file():
+        return f"the run in {folder} has no {RECORD} yet: it is written when the run ends"
+    return f"{folder} holds no {RECORD}: is it the output folder of a run?"
 
 
 def read_immunized(folder: Path) -> dict[str, Any]:
@@ -126,6 +142,8 @@ def read_immunized(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: as :func:`read_record`, or it is that of a training of θ_0.
     """
+    if not (folder / RECORD).exists():
+        raise CheckpointError(no_record(folder))
     record = read_record(folder)
     if "method" not in record:
         raise CheckpointError(f"{folder} holds no run of immunize.train; the weights that lie there are plain already")

@@ -10,11 +10,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from immunize.records import whole_config
+from immunize.records import RESULTS, whole_config
 from immunize.report.attacks.page import report_attacks
 from immunize.report.curves import LINES, csv_of, read_bands
 from immunize.report.heatmaps import heatmap, log_means, success_table
-from immunize.report.loading import RESULTS, load_records, sort_key
+from immunize.report.loading import load_records, sort_key
 from immunize.report.provenance import provenance_rows, settings_table
 from immunize.report.published import read_published
 from immunize.report.results import SCALES, by_setting, linear_tables, network_tables

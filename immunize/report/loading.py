@@ -23,10 +23,19 @@ from typing import Any
 
 from immunize.errors import UserError
 from immunize.files import whole
-from immunize.records import ATTACK_RECORD, CHECKPOINT, RECORD, SWEEP, check_versions, file_digest, read_file
+from immunize.records import (
+    ATTACK_RECORD,
+    CHECKPOINT,
+    RECORD,
+    RESULTS,
+    SWEEP,
+    check_versions,
+    file_digest,
+    no_record,
+    read_file,
+)
 from immunize.report.naming import PROTOCOLS, data_name
 
-RESULTS = "results.csv.gz"
 SEPARATOR = "/"
 _LEFT_OUT = ("curves", "spectra")
 _DATA_ROOT = "<data_root>"
@@ -163,10 +172,6 @@ def lacking_is_told(where: str) -> Iterator[None]:
         ) from error
 
 
-METRICS = "metrics.csv"
-"""What `logger=csv` leaves in a run's folder."""
-
-
 def read_sources(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The record of a run and its attack record, None where it was not attacked.
 
@@ -185,7 +190,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     """
     record = _read(folder / RECORD, "a record", *_RUN)
     if record is None:
-        raise UserError(_no_record(folder))
+        raise UserError(no_record(folder))
     return record
 
 
@@ -234,18 +239,6 @@ def check_same_checkpoint(folder: Path, attack: dict[str, Any]) -> None:
     checkpoint, attacked = folder / CHECKPOINT, attack["subject"].get("checkpoint_sha256")
     if attacked is not None and checkpoint.is_file() and file_digest(checkpoint) != attacked:
         raise UserError(f"{folder / ATTACK_RECORD} is of another {CHECKPOINT} than lies there: attack this run again")
-
-
-def _no_record(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"{folder} holds no {RECORD}: there is no such folder"
-    first = next(folder.rglob(RECORD), None)
-    if first is not None or (folder / RESULTS).is_file():
-        one = "" if first is None else f"name one of them, such as {first.parent}, or look at all of them with "
-        return f"{folder} holds many runs: {one}python -m immunize.report html sweep={folder}"
-    if (folder / METRICS).is_file():
-        return f"the run in {folder} has no {RECORD} yet: it is written when the run ends"
-    return f"{folder} holds no {RECORD}: is it the output folder of a run?"
 
 
 _OF_THE_WHOLE = ("harmful_sets", "weakest")

@@ -36,9 +36,9 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from immunize.records import ATTACK_RECORD, RECORD, whole_config
+from immunize.records import ATTACK_RECORD, RECORD, RESULTS, whole_config
 from immunize.report.attacks.records import load_attacks
-from immunize.report.loading import RESULTS, Record, judged, leaves, load_records, measured
+from immunize.report.loading import Record, judged, leaves, load_records, measured
 from immunize.report.naming import LAMBDAS, PROTOCOLS, pair_label
 from immunize.report.runs import EXPERIMENT_STATUSES, experiment_of
 

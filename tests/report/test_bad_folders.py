@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from immunize.errors import UserError
-from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD, SCHEMA_VERSION, SWEEP
+from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, METRICS, RECORD, SCHEMA_VERSION, SWEEP
 from immunize.report.__main__ import main
 from immunize.report.card import write_card
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.html import write_run_page, write_sweep_page
-from immunize.report.loading import METRICS, lacking_is_told, load_finished, load_records, write_results
+from immunize.report.loading import lacking_is_told, load_finished, load_records, write_results
 from immunize.report.summary import write_summary
 from tests.commands import Called
 from tests.report.making import Record, diverged, table1_records, table2_records, written

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from immunize.errors import UserError
-from immunize.records import REPORT, SWEEP, read_record
+from immunize.records import METRICS, REPORT, SWEEP, read_record
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.card import card_of, card_text
@@ -20,7 +20,7 @@ from immunize.report.html import write_run_page, write_sweep_page
 from immunize.report.html.page import Picture
 from immunize.report.html.run import read_log, run_page
 from immunize.report.html.sweep import settings_of, sweep_page
-from immunize.report.loading import METRICS, write_results
+from immunize.report.loading import write_results
 from immunize.report.summary import summary_tables
 from immunize.report.table import short, summary_text
 from immunize.report.tradeoff import on_front

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import immunize.report
 from immunize.config import config_hash
-from immunize.records import ATTACK_RECORD, RECORD
-from immunize.report.loading import RESULTS, load_records, with_infinities, write_results
+from immunize.records import ATTACK_RECORD, RECORD, RESULTS
+from immunize.report.loading import load_records, with_infinities, write_results
 from immunize.report.naming import RATIOS
 from immunize.report.runs import EXPERIMENT_STATUSES
 from immunize.report.table import NOTHING, Table, short, summary_of, summary_text

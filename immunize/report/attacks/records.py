@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from immunize.records import ATTACK_RECORD, check_versions, read_file, whole_config
+from immunize.records import ATTACK_RECORD, RESULTS, check_versions, read_file, whole_config
 from immunize.report.attacks.one_run import NAMES, TIERS, middle, where_known
-from immunize.report.loading import RESULTS, Record, load_records
+from immunize.report.loading import Record, load_records
 from immunize.report.naming import pair_label
 from immunize.report.runs import Collection, check_once
 from immunize.report.table import share, summary_text, under

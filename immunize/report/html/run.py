@@ -11,14 +11,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from immunize.errors import UserError
-from immunize.records import ATTACK_CELLS, ATTACK_RECORD, REPORT, diverged_cross_fit
+from immunize.records import ATTACK_CELLS, ATTACK_RECORD, METRICS, REPORT, diverged_cross_fit
 from immunize.report import loading
 from immunize.report.attacks.one_run import grid_parts, interval_text, verdict_sentence
 from immunize.report.attacks.page import best_figure
 from immunize.report.attacks.records import Attacks, collected
 from immunize.report.curves import draw_norm_ratio, panels, probe_bands, probe_figure
 from immunize.report.html.page import page
-from immunize.report.loading import METRICS, judged, measured
+from immunize.report.loading import judged, measured
 from immunize.report.naming import data_name, part_words, run_title
 from immunize.report.one_run import aims_at_kappa, each_set, sets_shown, warning_lines
 from immunize.report.provenance import provenance_rows
