@@ -17,6 +17,7 @@ import immunize
 from immunize.errors import DivergedError, UserError
 from immunize.features import DeepExtractor
 from immunize.features.watching import Traced
+from immunize.processes import signals_handled
 
 D, CLASSES, PAD = 12, 3, 1
 Loader = list[tuple[Tensor, Tensor]]
@@ -220,5 +221,6 @@ def test_ctrl_c_is_a_keyboard_interrupt() -> None:
                     os.kill(os.getpid(), signal.SIGINT)
                 yield batch
 
-    with pytest.raises(KeyboardInterrupt):
+    handled = signals_handled({signal.SIGINT: signal.default_int_handler})  # what starts in the background ignores it
+    with handled, pytest.raises(KeyboardInterrupt):
         run(Net(), (pretrain, Pressed()), steps=1000)
