@@ -7,8 +7,8 @@ PyTorch's optimizers for two functions, torchvision, which timm imports, for one
 parts, all without a meaning before something is compiled. PyTorch imports CUDA's bindings where they are installed, GPU
 or not. Here these modules are executed when somebody asks for another name, or for another module within the compiler.
 
-At the end Python searches a million objects for garbage, and CUDA's libraries clear up, a second or more, and 100 MiB
-more of memory than the run took. The system does that for every process at once.
+At the end of a command Python would search a million objects for garbage, and CUDA's libraries clear up, a second or
+more, and 100 MiB more of memory than the run took. The system does that for every process at once.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.metadata import version
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -108,13 +109,23 @@ def start_quickly() -> None:
     """For a process that is ours alone, before Lightning is imported; later it changes nothing of that."""
     gc.set_threshold(OBJECTS, *gc.get_threshold()[1:])
     atexit.unregister(_end_quickly)
-    atexit.register(_end_quickly)
+    if _is_command(sys.modules["__main__"]):
+        atexit.register(_end_quickly)
     if PACKAGE not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
+def _is_command(main: ModuleType) -> bool:
+    """Whether a program is `python -m immunize...` or a script of the package, and not one that calls its functions."""
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None) or ""
+    return (Path(path).name if spec is None else spec.name).startswith("immunize")
+
+
 def _end_quickly() -> None:
-    """Before what else was registered earlier; all of that runs, buffers are written and the exit code stays."""
+    """What else is registered runs, Python's output is written and the exit code stays.
+
+    Files that a program leaves open in its own globals would not be written: it is for commands alone.
+    """
     if "triton" not in sys.modules:  # whose bindings would list what is not cleared
         gc.freeze()
     with contextlib.suppress(AttributeError):  # only in glibc
