@@ -150,8 +150,4 @@ def _standardized(loaded: LoadedPair, name: str) -> LoadedPair:
     def of(part: Part) -> Part:
         return Part(torch.from_numpy(np.ascontiguousarray(scale.apply(part.x.numpy()))), part.y)
 
-    splits = {
-        role: Splits(of(own.fit), None if own.held_out is None else of(own.held_out))
-        for role, own in loaded.splits.items()
-    }
-    return replace(loaded, splits=splits, scale=scale)
+    return replace(loaded, splits={role: own.mapped(of) for role, own in loaded.splits.items()}, scale=scale)

@@ -9,11 +9,14 @@ Shapes: N samples, D features.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import tempfile
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from io import BufferedRandom
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -185,15 +188,21 @@ class PairedData(Pair):
         sources: dict[Role, Any] = {"pretrain": pretrain, "harmful": harmful}
         super().__init__(sources, batch_size=batch_size, mode=mode, validation_fraction=validation_fraction, seed=seed)
         self.passes, self.cross_fit = passes, cross_fit
+        self._on_disk: tuple[BufferedRandom, LoadedPair] | None = None
 
     @cached_property
     def _loaded(self) -> LoadedPair:
-        loaded = load_pair(*(self.sources[role] for role in ROLES), cross_fit=self.cross_fit)
-        if (first := self.__dict__.setdefault("_first_hash", loaded.hash)) != loaded.hash:
-            raise DataError(
-                f"the data are no longer those that the run began with: hash {loaded.hash[:12]}, not {first[:12]}"
-            )
-        return loaded
+        if self._on_disk is None:
+            return load_pair(*(self.sources[role] for role in ROLES), cross_fit=self.cross_fit)
+        file, without = self._on_disk
+        file.seek(0)
+
+        def with_features(part: Part) -> Part:
+            rows = np.empty((len(part.y), part.x.shape[1]))
+            file.readinto(rows.data)
+            return Part(torch.from_numpy(rows), part.y)
+
+        return replace(without, splits={role: of.mapped(with_features) for role, of in without.splits.items()})
 
     @cached_property
     def _split(self) -> tuple[PairParts, PairParts | None]:
@@ -267,8 +276,24 @@ class PairedData(Pair):
         """
         _ = self.fit
 
-    def release(self) -> None:
-        """Let go of all rows. They are read again when somebody asks for one."""
+    def to_disk(self) -> None:
+        """Put the features into a file without a name, and let go of them until somebody asks for a row.
+
+        Where there is no room for the file they stay.
+        """
+        with contextlib.suppress(OSError):
+            file, loaded = tempfile.TemporaryFile(), self._loaded  # noqa: SIM115
+
+            def put(part: Part) -> Part:
+                file.write(part.x.contiguous().numpy().data)
+                return Part(part.x[:0].clone(), part.y)
+
+            without = replace(loaded, splits={role: of.mapped(put) for role, of in loaded.splits.items()})
+            file.flush()
+            self._on_disk = file, without
+            self._forget()
+
+    def _forget(self) -> None:
         for name in ("_loaded", "_split", "fit", "validation", "held_out"):
             self.__dict__.pop(name, None)
 
@@ -283,7 +308,7 @@ class PairedData(Pair):
             a pair of n features, set up, without held-out rows, which the basis need not span.
         """
         other = copy.copy(self)
-        other.release()
+        other._forget()
         other.fit = self.fit.in_coordinates(basis)
         other.validation = None if self.validation is None else self.validation.in_coordinates(basis)
         other.held_out = None

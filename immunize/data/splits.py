@@ -72,6 +72,10 @@ class Splits:
     fit: Part
     held_out: Part | None
 
+    def mapped(self, change: Callable[[Part], Part]) -> Splits:
+        """Both parts changed alike."""
+        return Splits(change(self.fit), None if self.held_out is None else change(self.held_out))
+
 
 class SourceBase:
     """One data set in one role: what ``conf/harmful/*.yaml`` and ``conf/pretrain/*.yaml`` instantiate.

@@ -90,7 +90,7 @@ class LinearModel:
         rows = {role: x if basis is None else x @ basis for role, x in compressed(pair.fit).items()}
         facts: dict[str, Any] = {"columns": {"of": pair.n_features, "trained": seen.n_features}}
         if basis is not None:
-            pair.release()  # the raw rows would be half the memory of the run; measuring reads them again
+            pair.to_disk()  # the raw rows would be half the memory of the run
             give_back_memory()
         module = self.module(seen, objective, rows)
         for name, found in (("closed_form", solved), ("init", start)):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from immunize.data import Part, Splits
+from immunize.data import ROLES, Part, Splits
 from immunize.data.pair import PairedData
 from immunize.data.splits import random_generator, to_part
 from immunize.data.synthetic import Synthetic
@@ -146,21 +147,28 @@ def test_hash_is_of_the_data_and_nothing_else() -> None:
     assert renamed.data_hash != reference
 
 
-def test_rows_that_are_let_go_of_are_read_again_and_have_to_be_the_same() -> None:
+HELD = {"_loaded", "_split", "fit", "validation", "held_out"}
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_rows_on_disk_are_read_again_and_stay_where_there_is_no_room(
+    room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = module(validation_fraction=0.4)
     coordinates, before = data.in_coordinates(torch.eye(2, dtype=torch.float64)), (data.fit, data.validation)
     assert not {"_loaded", "_split"} & vars(coordinates).keys()  # it holds no rows but its own
-    hashed, other = data.data_hash, Rows(6, offset=2.0)
-    data.release()
-    assert not {"_loaded", "_split", "fit", "validation", "held_out"} & vars(data).keys()
-    for again, first in zip((data.fit, data.validation), before, strict=True):
-        assert torch.equal(again.pretrain.x, first.pretrain.x)
-        assert torch.equal(again.harmful.y, first.harmful.y)
+    hashed, held_out = data.data_hash, data.held_out
+    for source in data.sources.values():
+        source.splits = None  # nobody asks it again
+    if not room:
+        monkeypatch.setattr("tempfile.TemporaryFile", lambda: Path("/dev/full").open("wb"))  # noqa: SIM115
+    data.to_disk()
+    assert bool(HELD & vars(data).keys()) is not room
+    for again, first in zip((data.fit, data.validation, data.held_out), (*before, held_out), strict=True):
+        for role in ROLES:
+            assert torch.equal(again.of(role).x, first.of(role).x)
+            assert torch.equal(again.of(role).y, first.of(role).y)
     assert data.data_hash == hashed
-    data.release()
-    data.sources["harmful"].splits = other.splits
-    with pytest.raises(DataError, match="no longer those that the run began with"):
-        _ = data.held_out
 
 
 @pytest.mark.parametrize(
