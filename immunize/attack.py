@@ -86,9 +86,10 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
     grid = assemble(cfg)
     refuse_idle(given, grid.idle())
     folder = folder_of(cfg.out, cfg.run, cfg.checkpoint)
-    for name, where in (("out", folder), ("cells", cfg.cells), ("features", cfg.features)):
-        if where is not None:
-            check_folder(Path(where), name)
+    check_folder(folder, "out")
+    for name in ("cells", "features"):  # which may be full, and not for us to write into
+        if cfg[name] is not None and Path(cfg[name]).exists() and not Path(cfg[name]).is_dir():
+            raise UserError(f"{name}={cfg[name]} is a file: name a folder")
     settings = resolved(cfg)
     hashed = hash_of_grid(settings)
     _refuse_other(folder / ATTACK_RECORD, hashed, cfg.overwrite)

@@ -133,8 +133,9 @@ def _check_numbers(target: str, arguments: Mapping[str, Any]) -> None:
         value = arguments[name]
         fitting = allowed | {int} if float in kinds else allowed
         values = value if several and isinstance(value, list | ListConfig) else [value]
-        if not all(type(one) in fitting for one in values):
+        if (several and values is not value) or not all(type(one) in fitting for one in values):
             words = " or ".join(word for kind, word in NUMBERS.items() if kind in kinds)
+            words = f"a list, and each item {words}" if several else words
             raise UserError(
                 f"{target}: {name} has to be {words}{', or null' if kinds < allowed else ''}; it is {value}"
             )

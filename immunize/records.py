@@ -127,10 +127,11 @@ def no_record(folder: Path) -> str:
     if not folder.is_dir():
         there = "it is a file, name the folder that it lies in" if folder.exists() else "there is no such folder"
         return f"{folder} holds no {RECORD}: {there}"
-    first = next(folder.rglob(RECORD), None)
+    below = (folder.glob("*/" * depth + RECORD) for depth in (1, 2, 3))  # a multirun's folder has its date and time
+    first = next(itertools.chain.from_iterable(below), None)
     if first is not None or (folder / RESULTS).is_file():
         one = "" if first is None else f"name one of them, such as {first.parent}, or look at all of them with "
-        return f"{folder} holds many runs: {one}python -m immunize.report html sweep={folder}"
+        return f"{folder} is not a run's but holds runs: {one}python -m immunize.report html sweep={folder}"
     if (folder / METRICS).is_file():
         return f"the run in {folder} has no {RECORD} yet: it is written when the run ends"
     return f"{folder} holds no {RECORD}: is it the output folder of a run?"

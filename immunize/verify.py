@@ -100,8 +100,7 @@ def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: 
             )
         cfg = OmegaConf.merge(whole, {"run": str(folder), "data_root": data_folder(data_root)})
         assert isinstance(cfg, DictConfig)
-        grid = assemble(cfg)
-    again = plain(measure(grid, tell=tell))
+    again = plain(measure(assemble(cfg), tell=tell))
     old, new = without(attack, NOT_COMPARED), without(again, NOT_COMPARED)
     found = [line for key in RESULTS for line in differences(old[key], new[key], key)]
     if hash_of_grid(whole) != attack.get("config_hash"):

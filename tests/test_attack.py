@@ -238,7 +238,10 @@ def test_an_attacker_with_rows_of_its_own_has_none_that_the_immunization_saw(tmp
         (("seeds=[1,1]",), "different seeds"),
         (("attack.budget.steps=0",), "budget"),
         (("attack.attacks.ridge.penalties=[-1.0]",), "penalties"),
-        (("attack.attacks.nearest_neighbours.neighbours=[1,2.5]",), "neighbours has to be a whole number"),
+        (
+            ("attack.attacks.nearest_neighbours.neighbours=[1,2.5]",),
+            "has to be a list, and each item a whole number",
+        ),
         (("validation_fraction=0.001",), "0 to tune on"),
         (("own_rows=true", "test_fraction=0.001"), "0 to be measured on"),
         (("+sede=1",), "no setting sede"),
@@ -259,7 +262,7 @@ def test_runs_and_data_that_do_not_fit_are_refused(folder: Path, tmp_path: Path)
         attack.run(compose_attack("run=nowhere", *TINY_GRID))
     with pytest.raises(UserError, match="is a folder: name the file"):
         attack.run(compose_attack(f"checkpoint={folder}", f"out={tmp_path}", *TINY_GRID))
-    with pytest.raises(UserError, match="choose another with cells="):
+    with pytest.raises(UserError, match="is a file: name a folder"):
         attack_tiny(folder, f"cells={folder / CHECKPOINT}")
     with pytest.raises(CheckpointError, match=r"theta\.fit is"):
         attack.run(compose_attack(f"checkpoint={folder / CHECKPOINT}", f"out={tmp_path}", "harmful=digits", *TINY_GRID))

@@ -98,7 +98,7 @@ def test_early_stopped_run_is_measured_on_the_rows_it_was_fitted_on(tmp_path: Pa
 
 def test_what_is_no_runs_folder_is_told_which_may_have_been_meant(folder: Path) -> None:
     for given, told in (
-        (folder.parent, f"holds many runs: name one of them, such as {folder}"),
+        (folder.parent, f"holds runs: name one of them, such as {folder}"),
         (folder / RECORD, "it is a file, name the folder that it lies in"),
         (folder / "nowhere", "there is no such folder"),
     ):

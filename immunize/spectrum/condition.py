@@ -334,7 +334,7 @@ def condition_number(
         raise ValueError(f"unknown estimator {estimator!r}; there are {', '.join(ESTIMATORS)}")
     k, top = spectrum.rank, float(spectrum.values[0])
     if top and not LARGEST**-2 < top < math.inf:
-        raise ZeroMatrixError(f"float64 cannot hold eigenvalues of a size of {top:.0e}; change the unit")
+        raise ZeroMatrixError(f"eigenvalues of a size of {top:.0e} are beyond float64, or nearly; change the unit")
     if k == 0:
         raise ZeroMatrixError("a matrix of zeros, or of numbers too small to be squared, has no condition number")
     bottom = float(spectrum.values[k - 1])

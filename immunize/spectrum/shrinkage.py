@@ -430,9 +430,13 @@ def _split(x: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
 
 def row_set(x: Array, name: str, width: int | None = None) -> Tensor:
     """A data set (N, D) as a float64 tensor; arguments and errors as :func:`row_sets`, which takes several."""
-    if x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x):
+    try:
+        given = x.detach() if isinstance(x, Tensor) else np.asarray(x)
+    except ValueError:  # matrices of different sizes
+        raise ValueError(f"{name} has to be one matrix (rows, columns), and is several") from None
+    if given.is_complex() if isinstance(given, Tensor) else np.iscomplexobj(given):
         raise ValueError(f"{name} holds complex numbers")
-    rows = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x, dtype=np.float64))
+    rows = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given, dtype=np.float64))
     rows = rows.to(device="cpu", dtype=torch.float64)
     check_matrix(rows, name)
     if not bool(rows.any()):

@@ -87,10 +87,10 @@ def test_run_that_has_not_ended(tmp_path: Path) -> None:
 def test_folder_of_many_runs(table1: list[Record], tmp_path: Path) -> None:
     written(table1[:2], tmp_path / "multirun/today")  # two folders down, as Hydra's own
     told = refusal(write_card, tmp_path, tmp_path / "out")
-    assert f"holds many runs: name one of them, such as {tmp_path / 'multirun/today'}" in told
+    assert f"holds runs: name one of them, such as {tmp_path / 'multirun/today'}" in told
     assert f"python -m immunize.report html sweep={tmp_path}" in told
     write_results(table1[:2], tmp_path / "results")
-    assert "holds many runs" in refusal(write_card, tmp_path / "results", tmp_path / "out")
+    assert "holds runs" in refusal(write_card, tmp_path / "results", tmp_path / "out")
 
 
 DAMAGED = {

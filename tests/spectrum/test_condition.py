@@ -172,7 +172,7 @@ def test_a_rank_cut_that_keeps_nothing_or_what_is_below_zero_is_refused(toleranc
 def test_numbers_that_cannot_be_squared_are_told_from_zeros(size: float) -> None:
     x = size * ref.gaussian(40, 3, seed=0)
     y = torch.arange(40) % 2
-    with pytest.raises(ZeroMatrixError, match=r"be squared|float64 cannot hold eigenvalues"):
+    with pytest.raises(ZeroMatrixError, match=r"be squared|are beyond float64, or nearly"):
         condition_number(spectrum_of(x))
     for name, function in {
         "x_pretrain": lambda: closed_form(x, x),

@@ -273,6 +273,7 @@ def test_public_name_takes_arrays_and_labels_with_a_gradient() -> None:
         ({"x_harmful": torch.ones(120, D)}, "all 9 columns of D_H's features are constant: the 120 rows"),
         ({"x_pretrain": torch.ones(150, D)}, "all 9 columns of D_P's features are constant: the 150 rows"),
         ({"x_pretrain": torch.randn(1, D)}, "D_P has too few rows: 1,"),
+        ({"x_pretrain": [np.ones((150, D)), np.ones((9, D))]}, r"^x_pretrain has to be one matrix \(rows, columns\)"),
         ({"x_pretrain": [np.ones((150, D))] * 2}, "^x_pretrain must be a non-empty matrix .* not of shape .2, 150, 9."),
         (
             {"x_pretrain": torch.randn(5, D), "y_pretrain": torch.arange(5) % 2},
