@@ -38,6 +38,17 @@ class DivergedError(Exception):
         super().__init__(f"the term '{term}' became {value} at step {step}")
 
 
+LARGEST = 1e150
+"""Numbers from here on, and below its inverse, have squares that overflow, or vanish."""
+
+
+def unsquarable(size: float) -> str:
+    """What a message says of numbers of a size whose squares float64 cannot hold; empty for others and for 0."""
+    if size == 0 or 1 / LARGEST < size < LARGEST:
+        return ""
+    return f"of a size of {size:.0e}, whose squares float64 cannot hold; change the unit"
+
+
 def some(names: Sequence[object], most: int = 3) -> str:
     """The first of some names, and how many more there are, for a message."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

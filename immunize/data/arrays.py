@@ -19,9 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from immunize.data.loading import check_size
 from immunize.data.splits import ROLES, SourceBase, Splits, mask_of_classes, random_generator, share_of, to_part
-from immunize.errors import DataError, MissingDataError
+from immunize.errors import DataError, MissingDataError, unsquarable
 
 RECIPE = "np.savez(file, x=X, y=Y) writes one, x (N, D) and y (N,)"
 
@@ -116,7 +115,8 @@ class Arrays(SourceBase):
             out[random_generator(*stream).permutation(len(x))[:held]] = True
         if self.task == "regression" and np.isfinite(y).all():  # others are counted and refused
             size, fitted = float(np.abs(y).max()), y[~out]
-            check_size(size or 1.0, f"arrays ({self.role}): targets")
+            if told := unsquarable(size):
+                raise DataError(f"arrays ({self.role}): targets {told}")
             spread = float(fitted.std(ddof=1)) if np.ptp(fitted) else 0.0  # of a constant it is rounding
             y = (y - (fitted.mean() if spread else fitted[0])) / (spread or 1.0)
         return Splits(*(to_part(x[rows], y[rows], classes=self.classes) for rows in (~out, out)))

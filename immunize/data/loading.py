@@ -15,13 +15,10 @@ import numpy as np
 import torch
 
 from immunize.data.splits import ROLES, Part, Role, SourceBase, Splits, Standardizer, hash_of
-from immunize.errors import DataError, some
+from immunize.errors import DataError, some, unsquarable
 
 NAMED = 10
 """Constant columns that a message names."""
-
-LARGEST = 1e150
-"""Numbers from here on, and below its inverse, have squares that overflow, or vanish."""
 
 
 def check_part(part: Part, what: str) -> None:
@@ -60,26 +57,13 @@ def check_part(part: Part, what: str) -> None:
     size = float(torch.linalg.vector_norm(part.x, math.inf)) if part.x.numel() else 0.0
     if size == 0:
         raise DataError(f"{what}: the features are a matrix of zeros, which has no condition number; check the file")
-    check_size(size, f"{what}: features")
+    if told := unsquarable(size):
+        raise DataError(f"{what}: features {told}")
     if bool((part.x == part.x[0]).all()):
         raise DataError(
             f"{what}: all {part.x.shape[1]} columns are constant ({some(range(part.x.shape[1]), NAMED)}): the "
             f"{len(part):,} rows are one and the same, which leaves nothing to immunize; check the file"
         )
-
-
-def check_size(size: float, what: str) -> None:
-    """Refuse numbers that are too large, or too small, to be squared.
-
-    Args:
-        size: the largest of them, not 0.
-        what: they are, in the message.
-
-    Raises:
-        DataError: they are.
-    """
-    if not 1 / LARGEST < size < LARGEST:
-        raise DataError(f"{what} of a size of {size:.0e}, whose squares float64 cannot hold; change the unit")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from immunize.errors import LARGEST, unsquarable
 from immunize.spectrum.decompositions import eigvalsh, svdvals
 
 HARDER_BY = 2.0
@@ -37,10 +38,6 @@ EASE_SLACK = 1e-9
 
 ACCURACY_SLACK = 1.0
 """(c) asks for a competitive performance on D_P; an accuracy may fall by this many points (ours)."""
-
-
-LARGEST = 1e150
-"""Numbers from here on, and below its inverse, have squares that overflow, or vanish."""
 
 
 class ZeroMatrixError(ValueError):
@@ -78,9 +75,13 @@ def check_squares(matrix: Tensor, name: str) -> None:
     Raises:
         ValueError: they are.
     """
-    size = float(torch.linalg.vector_norm(matrix, math.inf))
-    if size and not 1 / LARGEST < size < LARGEST:
-        raise ValueError(f"{name}: numbers of a size of {size:.0e}, whose squares float64 cannot hold; change the unit")
+    if told := unsquarable(float(torch.linalg.vector_norm(matrix, math.inf))):
+        raise ValueError(f"{name}: numbers {told}")
+
+
+def binary_unit(size: float) -> float:
+    """The power of two at or below a size, by which numbers can be divided without a change of their digits."""
+    return 2.0 ** (math.frexp(size)[1] - 1)
 
 
 def check_gram(gram: Tensor, name: str, asymmetry: float) -> None:

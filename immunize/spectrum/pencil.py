@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from immunize.spectrum.condition import LARGEST, Spectrum, check_gram, condition_number, default_tolerance
+from immunize.errors import LARGEST
+from immunize.spectrum.condition import Spectrum, check_gram, condition_number, default_tolerance
 from immunize.spectrum.decompositions import eigh, eigvalsh
 
 ALIGNED = 1e-6

@@ -25,7 +25,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from immunize.spectrum.condition import all_finite, check_matrix, check_squares
+from immunize.spectrum.condition import all_finite, binary_unit, check_matrix, check_squares
 
 RHOS = (1e-3, 1e-2, 1e-1)
 """From a probe that is hardly regularized to one that is much; ours."""
@@ -52,11 +52,10 @@ def target_columns(y: Tensor) -> Tensor:
 def scaled_targets(y: Tensor) -> Tensor:
     """:func:`target_columns` in a unit of about their size, for what does not depend on it.
 
-    Fourth powers of targets end at 1e±77. The unit is a power of two, by which no digit changes.
+    Fourth powers of targets end at 1e±77.
     """
     columns = target_columns(y)
-    unit: Tensor = columns / 2.0 ** (math.frexp(float(columns.abs().max()))[1] - 1)
-    return unit
+    return columns / binary_unit(float(columns.abs().max()))
 
 
 def folds_of(y: Tensor, count: int, seed: int = 0) -> Tensor:

@@ -30,6 +30,7 @@ from immunize.spectrum.condition import (
     DEFAULT_RHO,
     HARDER_BY,
     Estimator,
+    binary_unit,
     check_matrix,
     check_squares,
     condition_number,
@@ -375,7 +376,7 @@ def ledoit_wolf(x: Tensor, gram: Tensor | None = None) -> float:
     """ρ = δ/(1 - δ) of Ledoit and Wolf (2004) for K = XᵀX, about the origin; `gram` is K/N; at most 1e3."""
     (n, d), gram = x.shape, x.T @ x / len(x) if gram is None else gram
     mean = float(gram.trace()) / d
-    unit = 2.0 ** (math.frexp(mean)[1] - 1)  # no digit of δ depends on it, while fourth powers end at 1e±77
+    unit = binary_unit(mean)  # fourth powers end at 1e±77
     size, mean = float((gram / unit).square().sum()), mean / unit
     noise = (float((x.square().sum(1) / unit).square().mean()) - size) / n  # Σ_n‖x_nx_nᵀ - K/N‖²_F/N²
     spread = size - d * mean**2
