@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 from matplotlib.figure import Figure
 
 from immunize.records import ATTACK_RECORD, read_record
-from tests.composing import empty_figure, run_tiny
+from tests.composing import empty_figure
+from tests.report.making import Record, table1_records, with_change
 
 SAVE = Figure.savefig
-Record = dict[str, Any]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,25 +30,25 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Figure, "savefig", SAVE)
 
 
-@pytest.fixture(scope="session")
-def stored_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("report")
-    run_tiny(folder, "probe_steps=2000", "data_root=data")  # whatever IMMUNIZE_DATA says
-    return read_record(folder)
+@pytest.fixture
+def record(finished_run: Path) -> Record:
+    """A finished run."""
+    return with_change(read_record(finished_run), config__data_root="data")  # whatever IMMUNIZE_DATA says
 
 
 @pytest.fixture
-def record(attacked_run: Path) -> Record:
-    """A finished run that was attacked."""
-    return read_record(attacked_run)
+def base(record: Record) -> Record:
+    """The same, to make others of."""
+    return record
 
 
 @pytest.fixture
 def attack(attacked_run: Path) -> Record:
-    """Its attack record."""
+    """The record of an attack on it."""
     return dict(json.loads((attacked_run / ATTACK_RECORD).read_text()))
 
 
 @pytest.fixture
-def base(stored_run: dict[str, Any]) -> dict[str, Any]:
-    return copy.deepcopy(stored_run)
+def table1(base: Record) -> list[Record]:
+    """Three seeds of every method."""
+    return table1_records(base, range(3))

@@ -16,11 +16,10 @@ from rich.console import Console
 
 from immunize.report import show_record
 from immunize.report.experiments import Request, report_experiment
+from immunize.report.naming import PARTS
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 METHODS = ("none", "ill_only", "well_only", "imma", "opt_kappa", "ours", "closed_form")
-PARTS = ("fit", "held_out")
-ESTIMATORS = ("spectrum", "released", "ridge")
 Record = dict[str, Any]
 Tables = dict[str, list[dict[str, str]]]
 
@@ -107,7 +106,7 @@ def written(records: Iterable[Record], folder: Path, *, own: int | None = None) 
 def row(tables: Tables, heading: str, method: str, model: str | None = None) -> dict[str, str]:
     """That of a method, of several networks that of one, in the first table with these words in its heading."""
     rows = next(rows for title, rows in tables.items() if heading in title)
-    (one,) = [r for r in rows if r["method"] == f"`{method}`" and (model is None or r["network"] == f"`{model}`")]
+    (one,) = [r for r in rows if r["method"].strip("`") == method and (model is None or r["network"] == f"`{model}`")]
     return one
 
 

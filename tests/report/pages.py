@@ -72,8 +72,7 @@ def check(text: str) -> Page:
             if target is not None:
                 drawn = tag == "img" and target.startswith("data:image/svg+xml;base64,")
                 assert drawn or target == "data:," or target[1:] in ids, f"<{tag} {name}={target}>"
-        for name in ("aria-labelledby",):
-            assert attributes.get(name) in (None, *ids)
+        assert attributes.get("aria-labelledby") in (None, *ids)
     (policy,) = [a["content"] for a in page.of("meta") if a.get("http-equiv") == "Content-Security-Policy"]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == "'none'"

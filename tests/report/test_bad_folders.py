@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,11 +40,6 @@ MANY: dict[str, Write] = {
 }
 
 
-@pytest.fixture
-def table1(base: Record) -> list[Record]:
-    return table1_records(base, seeds=range(2))
-
-
 def refusal(write: Write, folder: Path, out: Path) -> str:
     """The message; what the command would turn into one counts too, as in `immunize.report.__main__`."""
     with pytest.raises((UserError, ValueError, FileNotFoundError)) as caught, lacking_is_told(f"a record in {folder}"):
@@ -69,17 +62,10 @@ def test_every_report_says_that_there_is_no_run_or_what_a_record_lacks(
         assert message in refusal(write, folder / "run0000" if name in RUN else folder, tmp_path / "out")
 
 
-def test_folders_without_a_run(tmp_path: Path) -> None:
-    folder = tmp_path / "a"
-    for make in (folder.mkdir, lambda: (folder / ".record.json.part").write_text("{")):
-        make()
-        for write in (_summary, write_card):
-            assert "holds no " in refusal(write, folder, tmp_path / "out")
-    (tmp_path / "file").write_text("")
-    assert "holds no " in refusal(_summary, tmp_path / "file", tmp_path / "out")
-
-
-def test_run_that_has_not_ended(tmp_path: Path) -> None:
+def test_folders_without_a_run_that_has_ended(tmp_path: Path) -> None:
+    (part := tmp_path / ".record.json.part").write_text("{")
+    for write, place in ((_summary, tmp_path), (write_card, tmp_path), (_summary, part)):
+        assert "holds no " in refusal(write, place, tmp_path / "out")
     (tmp_path / METRICS).write_text("loss,step\n1,2\n")
     assert "it is written when the run ends" in refusal(write_card, tmp_path, tmp_path / "out")
 
@@ -93,46 +79,40 @@ def test_folder_of_many_runs(table1: list[Record], tmp_path: Path) -> None:
     assert "holds runs" in refusal(write_card, tmp_path / "results", tmp_path / "out")
 
 
-DAMAGED = {
-    "cut off": (b'{"status": "finished", "config": {"a', "cannot be read as a record.*cut off or damaged"),
-    "another status": (b'{"status": {}}', "has no status"),
-    "of something else": (b'{"status": "finished", "model": "vit"}', "is not a record of immunize.train: it has no"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_one_damaged_record_is_named(damage: str, table1: list[Record], tmp_path: Path) -> None:
-    content, message = DAMAGED[damage]
+def test_one_damaged_record_is_named(table1: list[Record], tmp_path: Path) -> None:
     folder = written(table1[:3], tmp_path / "runs")
     run = folder / "run0001"
-    (run / RECORD).write_bytes(content)
-    for write, place in ((write_card, run), (_summary, folder)):
-        told = refusal(write, place, tmp_path / "out")
-        assert told.startswith(str(run / RECORD))
-        assert re.search(message, told), told
+    for content, message in (
+        ('{"status": "finished", "config": {"a', "cannot be read as a record.*cut off or damaged"),
+        ('{"status": {}}', "is not a record: it has no status"),
+        ('{"status": "finished", "model": "vit"}', "is not a record of immunize.train: it has no"),
+    ):
+        (run / RECORD).write_text(content)
+        for write, place in ((write_card, run), (_summary, folder)):
+            assert re.match(f"{re.escape(str(run / RECORD))} {message}", refusal(write, place, tmp_path / "out"))
 
 
 def test_records_of_other_versions_and_statuses(table1: list[Record], tmp_path: Path) -> None:
-    folder = written([record | {"schema_version": OTHER} for record in table1], tmp_path / "other")
-    for write, place in ((write_card, folder / "run0000"), (_summary, folder)):
-        told = refusal(write, place, tmp_path / "out")
-        assert f"has schema version {OTHER}, this version of immunize reads {SCHEMA_VERSION}" in told
-    other = table1[-1] | {"schema_version": OTHER}
-    for name, last in {"mixed": other, "unfinished": other | {"status": "interrupted"}}.items():
-        folder = written([*table1[:-1], last], tmp_path / name)
-        told = refusal(_summary, folder, tmp_path / "out")
-        assert f"mixes records of schema versions 1 ({len(table1) - 1}) and {OTHER} (1): do the runs of" in told
-    folder = written([diverged(record) | {"status": "interrupted"} for record in table1], tmp_path / "interrupted")
-    told = refusal(_summary, folder, tmp_path / "out")
-    assert f"holds no finished record ({len(table1)} interrupted): the command of the runs, given again" in told
+    first, other, interrupted = table1[0], {"schema_version": OTHER}, {"status": "interrupted"}
+    mixed = f"mixes records of schema versions 1 (1) and {OTHER} (1): do the runs of the older one again"
+    for records, message in (
+        ([first | other], f"has schema version {OTHER}, this version of immunize reads {SCHEMA_VERSION}"),
+        ([first, table1[1] | other], mixed),
+        ([first, table1[1] | other | interrupted], mixed),
+        ([diverged(first) | interrupted] * 2, "holds no finished record (2 interrupted): the command of the runs, giv"),
+    ):
+        folder = written(records, tmp_path / "runs")
+        assert message in refusal(_summary, folder, tmp_path / "out")
+    written([first | other], folder)
+    assert f"has schema version {OTHER}" in refusal(write_card, folder / "run0000", tmp_path / "out")
 
 
 def test_runs_that_a_summary_leaves_out_are_counted(table1: list[Record], tmp_path: Path, called: Called) -> None:
     assert load_finished(written(table1, tmp_path / "all"))[1] == ""
     first, second, *rest = table1
     folder = written([diverged(first), second | {"status": "interrupted"}, *rest], tmp_path / "some")
-    hashes = [record["config_hash"] for record in table1]
-    (folder / SWEEP).write_text(json.dumps({"runs": [*hashes, "never begun"]}), encoding="utf-8")
+    own = [*(record["config_hash"] for record in table1), "never begun"]
+    (folder / SWEEP).write_text(json.dumps({"runs": own}), encoding="utf-8")
     done = called(main, f"runs={folder}", f"out={tmp_path / 'out'}")
     note = "left out: 1 diverged, 1 interrupted, 1 without a record"
     assert done.out.splitlines()[-1] == note
@@ -142,16 +122,11 @@ def test_runs_that_a_summary_leaves_out_are_counted(table1: list[Record], tmp_pa
 
 
 def test_runs_beside_results_of_attacks_are_the_runs(table1: list[Record], tmp_path: Path) -> None:
-    folder = written(table1[:3], tmp_path / "demo")
-    attacked = [record | {"subject": {}, "kind": "attack"} for record in table1[:1]]
-    write_results([{name: of for name, of in one.items() if name != "metrics"} for one in attacked], folder)
-    assert [record["method"] for record in load_finished(folder)[0]] == [
-        record["method"] for record in load_records(written(table1[:3], tmp_path / "alone"))
-    ]
-    shutil.rmtree(folder)
-    write_results(attacked, folder)
+    write_results([table1[0] | {"subject": {}, "kind": "attack"}], tmp_path)
     with pytest.raises(FileNotFoundError, match="holds no finished record"):
-        load_finished(folder)
+        load_finished(tmp_path)
+    written(table1[:3], tmp_path)
+    assert [record["seed"] for record in load_finished(tmp_path)[0]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", MANY)
@@ -173,35 +148,28 @@ def test_runs_that_all_diverged_are_a_report_or_a_sentence(name: str, base: Reco
 # Of a run's attackers.
 
 
-@pytest.mark.parametrize(
-    ("changes", "of_subject", "message"),
-    [
-        (None, {}, f"{ATTACK_RECORD} cannot be read as an attack record"),
-        ({"subject": None}, {}, f"{ATTACK_RECORD} holds what no run writes"),
-        ({"kind": "attack"}, None, f"{ATTACK_RECORD} is not an attack record"),
-        ({"schema_version": OTHER}, {}, f"{ATTACK_RECORD} has schema version {OTHER}"),
-        ({"subject": {}}, {}, "lacks 'run_config_hash'"),
-        ({}, {"run_config_hash": "0"}, "is of another run: its config_hash differs; attack this run again"),
-        ({}, {"data_hash": "0"}, "is of another run: its data_hash differs; attack this run again"),
-        ({}, {"checkpoint_sha256": "0"}, f"is of another {CHECKPOINT} than lies there: attack this run again"),
-    ],
-)
-def test_attack_record_that_cannot_be_shown(
-    changes: Record | None, of_subject: Record | None, message: str, base: Record, tmp_path: Path
-) -> None:
+def test_attack_record_that_cannot_be_shown(base: Record, tmp_path: Path) -> None:
     """The page of the run is there without it and says why; a card, which vouches for it, is not made."""
-    attack = {"status": "finished", "schema_version": SCHEMA_VERSION}
-    if of_subject is not None:
-        attack["subject"] = {"run_config_hash": base["config_hash"], "data_hash": base["data_hash"]} | of_subject
-    (folder := tmp_path / "run").mkdir()
-    (folder / RECORD).write_text(json.dumps(base))
-    (folder / ATTACK_RECORD).write_text(json.dumps(attack | changes) if changes is not None else "{")
+    folder = written([base], tmp_path) / "run0000"
     (folder / CHECKPOINT).write_bytes(b"trained again")
-    page = check(write_run_page(folder, tmp_path / "page").read_text())
-    for told in (message, "No attacker was tried", "No training curves: the folder holds no metrics.csv"):
-        assert told in page.text
-    assert str(tmp_path) not in page.text.split("Provenance")[0]
-    assert message.removeprefix(f"{ATTACK_RECORD} holds") in refusal(write_card, folder, tmp_path / "out")
+    subject = {"run_config_hash": base["config_hash"], "data_hash": base["data_hash"]}
+    attack = {"status": "finished", "schema_version": SCHEMA_VERSION, "subject": subject}
+    for record, message in (
+        (None, f"{ATTACK_RECORD} is not an attack record: it has no status"),
+        (attack | {"subject": None}, f"{ATTACK_RECORD} holds what no run writes"),
+        ({"status": "finished"}, f"{ATTACK_RECORD} is not an attack record: it has no 'subject'"),
+        (attack | {"schema_version": OTHER}, f"{ATTACK_RECORD} has schema version {OTHER}"),
+        (attack | {"subject": {}}, "lacks 'run_config_hash'"),
+        (attack | {"subject": subject | {"run_config_hash": "0"}}, "is of another run: its config_hash differs"),
+        (attack | {"subject": subject | {"data_hash": "0"}}, "is of another run: its data_hash differs"),
+        (attack | {"subject": subject | {"checkpoint_sha256": "0"}}, f"is of another {CHECKPOINT} than lies there"),
+    ):
+        (folder / ATTACK_RECORD).write_text(json.dumps(record))
+        page = check(write_run_page(folder, tmp_path).read_text())
+        for told in (message, "No attacker was tried", "No training curves: the folder holds no metrics.csv"):
+            assert told in page.text
+        assert str(tmp_path) not in page.text.split("Provenance")[0]
+        assert message.removeprefix(f"{ATTACK_RECORD} holds") in refusal(write_card, folder, tmp_path / "out")
 
 
 def test_attack_that_has_not_ended(base: Record, tmp_path: Path) -> None:
@@ -212,14 +180,12 @@ def test_attack_that_has_not_ended(base: Record, tmp_path: Path) -> None:
 
 
 def test_old_record_without_spectra_beside_new_ones(table1: list[Record], tmp_path: Path) -> None:
-    old = copy.deepcopy(table1)
-    for record in old[::2]:
-        record.pop("spectra", None)
-    folder = written(old, tmp_path / "runs")
-    write_sweep_page(folder, tmp_path / "sweep")
-    assert "The record holds no spectra" in write_run_page(folder / "run0000", tmp_path / "old").read_text()
-    assert "The record holds no spectra" not in write_run_page(folder / "run0001", tmp_path / "new").read_text()
-    assert write_card(folder / "run0000", tmp_path / "card").is_file()
+    table1[0].pop("spectra")
+    folder = written(table1, tmp_path / "runs")
+    write_sweep_page(folder, tmp_path)
+    write_card(folder / "run0000", tmp_path)
+    for name, lacks in (("run0000", True), ("run0001", False)):
+        assert ("The record holds no spectra" in write_run_page(folder / name, tmp_path).read_text()) == lacks
 
 
 def test_card_that_cannot_be_written(base: Record, tmp_path: Path) -> None:

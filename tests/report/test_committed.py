@@ -66,15 +66,11 @@ def test_of_fine_tuning_the_mean_share_that_comes_back_and_the_median_step_are_t
     assert next(row for row in table.rows if row[0] == "`censor`")[1:] == ["1.02, 19 (1 run)", "–"]
 
 
-def test_seeds_stand_together_where_each_has_its_own_theta_0() -> None:
+def test_seeds_stand_together_where_each_has_its_own_theta_0_and_a_copy_is_no_second_run() -> None:
     records = loading.load_records(EXPERIMENTS / "table3_digits")
     groups = groups_of(records)
     assert len(groups) == len({(record["model"], record["method"]) for record in records})
     assert all([record["seed"] for record in group] == [0, 1, 2] for group in groups)
-
-
-def test_a_copy_of_a_run_is_no_second_run() -> None:
-    records = loading.load_records(EXPERIMENTS / "table3_digits")
     with pytest.raises(ValueError, match="is there twice"):
         groups_of([*records, records[3]])
 

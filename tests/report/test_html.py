@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -12,33 +13,22 @@ import pytest
 from matplotlib.figure import Figure
 
 from immunize.errors import UserError
-from immunize.records import METRICS, REPORT, SWEEP, read_record
-from immunize.report.__main__ import main
+from immunize.records import METRICS, SWEEP, read_record
 from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.card import card_of, card_text
+from immunize.report.curves import draw_norm_ratio
 from immunize.report.html import write_run_page, write_sweep_page
 from immunize.report.html.page import Picture
 from immunize.report.html.run import read_log, run_page
 from immunize.report.html.sweep import settings_of, sweep_page
 from immunize.report.loading import write_results
-from immunize.report.summary import summary_tables
+from immunize.report.naming import PARTS, part_words
 from immunize.report.table import short, summary_text
 from immunize.report.tradeoff import on_front
-from tests.commands import Called
-from tests.report.making import (
-    METHODS,
-    Record,
-    diverged,
-    record_of,
-    shown,
-    table1_records,
-    table2_records,
-    without_held_out,
-    written,
-)
+from immunize.spectrum import ESTIMATORS
+from tests.report.making import METHODS, Record, diverged, record_of, shown, table2_records, without_held_out, written
 from tests.report.pages import Page, check
 
-PARTS = {"fit": "fit", "held_out": "held out"}
 IN_ORDER = ["ours", "closed_form", "opt_kappa", "imma", "ill_only", "well_only", "none"]
 PAIRS = [(0, 1), (1, 0), (0, 7), (7, 1)]
 
@@ -48,9 +38,7 @@ PAIRS = [(0, 1), (1, 0), (0, 7), (7, 1)]
 
 @pytest.fixture(scope="module")
 def page(attacked_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
-    path = write_run_page(attacked_run, tmp_path_factory.mktemp("out"))
-    assert path.name == REPORT
-    return check(path.read_text(encoding="utf-8"))
+    return check(write_run_page(attacked_run, tmp_path_factory.mktemp("out")).read_text(encoding="utf-8"))
 
 
 def text_of(record: Record, attack: Record | None = None) -> str:
@@ -69,7 +57,7 @@ def test_every_kappa_stands_beside_its_part_estimator_and_rank(page: Page, recor
     assert len(rows) == len(table.rows) == 6
     for part, estimators in record["metrics"].items():
         for estimator, of in estimators.items():
-            row = rows[PARTS[part], estimator]
+            row = rows[part_words(part), estimator]
             assert row["RIR ↑"] == short(of["rir"])
             for side, key in (("H_H", "kappa_harmful"), ("H_P", "kappa_pretrain")):
                 assert row[f"κ, identity → θ: {side}"] == f"{short(of[f'{key}_baseline'])} → {short(of[key])}"
@@ -81,9 +69,8 @@ def test_every_kappa_stands_beside_its_part_estimator_and_rank(page: Page, recor
 
 def test_training_curves_and_spectra_have_their_numbers_below(page: Page, attacked_run: Path, record: Record) -> None:
     log = read_log(attacked_run)
-    table = page.table("RIR, (i) and (ii)")
-    assert table.heads == ["optimizer steps", "RIR", "ratio_harmful", "ratio_pretrain"]
-    assert table.rows[-1][1] == f"{record['metrics']['fit']['spectrum']['rir']:.4g}"
+    shown = dict(zip((table := page.table("RIR, (i) and (ii)")).heads, table.rows[-1], strict=True))
+    assert shown["RIR"] == f"{record['metrics']['fit']['spectrum']['rir']:.4g}"
     losses = log.dropna(subset="loss")
     assert [row[:2] for row in page.table("loss").rows] == [
         [f"{step:,.10g}", f"{loss:.4g}"] for step, loss in zip(losses["step"], losses["loss"], strict=True)
@@ -93,13 +80,9 @@ def test_training_curves_and_spectra_have_their_numbers_below(page: Page, attack
 
 
 @pytest.mark.usefixtures("drawn")
-def test_a_picture_is_the_same_text_again() -> None:
-    def drawn() -> str:
-        figure = Figure()
-        figure.subplots().plot([1, 2], [3, 4], label="line")
-        return Picture(figure, "").source
-
-    assert drawn() == drawn()
+def test_a_picture_is_the_same_text_again(record: Record) -> None:
+    one, again = (Picture(draw_norm_ratio(record), "").source for _ in range(2))
+    assert one == again
 
 
 def test_attacked_run_begins_with_its_best_scores_and_retention(
@@ -107,12 +90,9 @@ def test_attacked_run_begins_with_its_best_scores_and_retention(
 ) -> None:
     figures: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-    for part in ("tasks", "results", "verdicts", "attacks"):
-        attack[part]["pretrain"] = copy.deepcopy(attack[part]["harmful"])
-    attack["tasks"]["pretrain"]["kind"] = "pretrain"
-    (lowest, of), *_ = attack["results"]["harmful"]["immunized"].items()
-    of["retention"] = {"values": [0.125], "errors": [0.05]}
-    attack["results"]["pretrain"]["immunized"][lowest].pop("retention")  # a record of before
+    harmful, pretrain = (of["immunized"]["T0"] for of in attack["results"].values())
+    harmful["retention"] = {"values": [0.125], "errors": [0.05]}
+    pretrain.pop("retention")  # a record of before
     page = check(run_page(record, attack, None))
     first = next(attributes for tag, attributes in page.elements if tag in ("img", "table"))
     assert first["alt"].startswith("Best score by tier")
@@ -122,12 +102,8 @@ def test_attacked_run_begins_with_its_best_scores_and_retention(
         tiers = of["immunized"].values()
         heights = [bar.get_height() for bar in axis.patches]  # type: ignore[attr-defined]
         assert heights == [found[name]["mean"] for name in ("score_reference", "score") for found in tiers]
-    table = page.table("REDUCED Retention by tier")
-    assert table.heads == ["task", "wanted", *attack["results"]["harmful"]["immunized"]]
-    assert [row[:3] for row in table.rows] == [
-        ["harmful", "near 0", "0.12 (0.03 to 0.22)"],
-        ["pretrain", "near 1", "–"],
-    ]
+    rows = [row[:3] for row in page.table("REDUCED Retention by tier").rows]
+    assert rows == [["harmful", "near 0", "0.12 (0.03 to 0.22)"], ["pretrain", "near 1", "–"]]
     assert "Retention by tier" not in text_of(record)
 
 
@@ -139,14 +115,21 @@ def test_failed_control_is_told_first(record: Record, attack: Record) -> None:
     assert "distrust this grid" in card_text(card_of(record, attack), attack)
 
 
-def test_provenance_and_how_to_repeat_it(page: Page, record: Record, attack: Record) -> None:
+def test_provenance_and_how_to_repeat_it_on_page_and_card(page: Page, record: Record, attack: Record) -> None:
+    card = card_text(card_of(record, attack), attack)
     for found in (
         *(record[key] for key in ("config_hash", "data_hash", "command")),
         *(attack["command"], attack["subject"]["checkpoint_sha256"], record["versions"]["torch"]),
-        *(record["hardware"]["processor"], "python -m immunize.verify", '"lambda_ill": 100000.0'),
-        *("REDUCED grid", *(verdict_sentence(attack, task) for task in attack["tasks"])),
+        *(record["hardware"]["processor"], "python -m immunize.verify"),
+        *(verdict_sentence(attack, task) for task in attack["tasks"]),
     ):
-        assert str(found) in page.text
+        assert found in page.text
+        assert found in card
+    assert '"lambda_ill": 100000.0' in page.text
+    assert "REDUCED grid" in page.text
+    assert "Reduced grid" in card
+    assert f"- threads: {record['hardware']['threads']}\n" in card
+    assert "of the attack" not in card.partition("## Provenance")[2]
 
 
 @pytest.mark.parametrize("status", ["diverged", "interrupted"])
@@ -160,6 +143,8 @@ def test_run_without_numbers_says_so(status: str, record: Record) -> None:
     assert ("diverged in step 17: ill became inf" in text) == (status == "diverged")
     assert "Condition numbers, before" not in text
     assert shown(lost) == f"ours: synthetic against synthetic, seed 0: {status}, not evaluated\n"
+    with pytest.raises(UserError, match=f"'{status}'"):
+        card_of(lost, None)
 
 
 def test_run_whose_cross_fit_diverged_shows_its_fit_and_says_why_no_more(record: Record) -> None:
@@ -170,17 +155,22 @@ def test_run_whose_cross_fit_diverged_shows_its_fit_and_says_why_no_more(record:
     assert "- No held-out numbers: the cross-fit diverged in step 17: ill became inf\n" in card_text(card, None)
 
 
-def test_infinite_numbers_and_curves_that_are_not_there(record: Record) -> None:
+def test_infinite_numbers_unreached_thresholds_and_curves_that_are_not_there(record: Record) -> None:
     of = record["metrics"]["fit"]["spectrum"]
     of.update(rir=None, ratio_harmful=None, kappa_harmful=None)
     record["verdicts"]["ratio_harmful"] = None
     record["metrics"]["held_out"]["ridge"].update(rir=None, ratio_harmful=None, ratio_pretrain=None)
     record["curves"]["norm_ratio"]["fit"]["pretrain"] = {"immunized": None, "identity": None}
-    page = check(run_page(record, None, None))
-    assert page.table("Definition 3.1").rows[0][4:7] == ["∞", short(of["ratio_pretrain"]), "∞"]
-    shown = {(row[0], row[2]): row[3:6] for row in page.table("Condition numbers, before").rows}
-    assert shown["fit", "spectrum"] == ["∞", short(of["ratio_pretrain"]), "∞"]
-    assert shown["held out", "ridge"] == ["∞", "∞", "–"]
+    steps = record["steps_to_norm_ratio"]["fit"]["harmful"]
+    steps["immunized"]["0.1"], steps["identity"]["0.1"] = None, 12345
+    page, text, infinite = check(run_page(record, None, None)), shown(record), ["∞", short(of["ratio_pretrain"]), "∞"]
+    assert page.table("Definition 3.1").rows[0][4:7] == infinite
+    rows = {(row[0], row[2]): row[3:6] for row in page.table("Condition numbers, before").rows}
+    assert rows["fit", "spectrum"] == infinite
+    assert rows["held out", "ridge"] == ["∞", "∞", "–"]
+    assert re.search(f"spectrum +{' +'.join(infinite)} ", text)
+    assert "(i) = ∞" in text
+    assert "12,345 → > 200" in text
 
 
 def test_warnings_of_the_training_are_among_the_verdicts(record: Record) -> None:
@@ -216,7 +206,7 @@ def test_page_of_a_deep_network(finished_network: Path, tmp_path: Path) -> None:
     rows = {(row[0], row[1], row[2]): row[6] for row in page.table("Condition numbers, before").rows}
     for part, estimators in record["metrics_groups"].items():
         for estimator, of in estimators.items():
-            interval = rows[PARTS[part], f"{of['n_groups']} × {of['group_size']}", estimator]
+            interval = rows[part_words(part), f"{of['n_groups']} × {of['group_size']}", estimator]
             assert interval.startswith(short(of["interval"]["rir"][0]))
 
 
@@ -226,19 +216,10 @@ def test_log_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     whole = log.dropna(subset="step").set_index("step")
     assert whole["loss"].dropna().to_dict() == {0: 2.0, 10: 1.5}
     assert whole["term/task"].dropna().to_dict() == {10: 1.0}
-    (tmp_path / METRICS).write_text("a,b\n1,2\n")
-    with pytest.raises(UserError, match="has no column 'step'"):
-        read_log(tmp_path)
-    (tmp_path / METRICS).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="cannot be read as the log"):
-        read_log(tmp_path)
-
-
-def test_command(attacked_run: Path, tmp_path: Path, called: Called) -> None:
-    assert called(main, "html", f"run={attacked_run}", f"out={tmp_path}").out == f"{tmp_path / REPORT}\n"
-    assert [path.name for path in tmp_path.iterdir()] == [REPORT]
-    for words in (("run=a", "sweep=b"), ("sweep=",)):  # the latter of `make page` alone
-        assert "give one of run=<folder> and sweep=<folder>" in called(main, "html", *words).err
+    for content, words in ((b"a,b\n1,2\n", "has no column 'step'"), (b"\xff\xfe\x00", "cannot be read as the log")):
+        (tmp_path / METRICS).write_bytes(content)
+        with pytest.raises(UserError, match=words):
+            read_log(tmp_path)
 
 
 # Many runs.
@@ -253,20 +234,15 @@ def numbers(records: list[Record], method: str, name: str, part: str = "fit", es
 
 
 @pytest.fixture
-def table1(base: Record) -> list[Record]:
-    return table1_records(base, seeds=range(3))
-
-
-@pytest.fixture
 def table2(base: Record) -> list[Record]:
     return table2_records(base, PAIRS, seeds=range(2), methods=("ours", "none"))
 
 
 def test_means_verdicts_and_front_of_every_setting(table1: list[Record]) -> None:
     page = page_of(table1)
-    for part, where in PARTS.items():
-        for estimator in ("spectrum", "released", "ridge"):
-            table = page.table(f"Mean ± standard deviation: {where}, {estimator}")
+    for part in PARTS:
+        for estimator in ESTIMATORS:
+            table = page.table(f"Mean ± standard deviation: {part_words(part)}, {estimator}")
             assert [row[0] for row in table.rows] == IN_ORDER
             for row in table.rows:
                 found = numbers(table1, row[0], "rir", part, estimator)
@@ -278,25 +254,20 @@ def test_means_verdicts_and_front_of_every_setting(table1: list[Record]) -> None
             counts = [sum(v[name] for v in verdicts) for name in "abc"]
             counts.append(sum(all(v[name] for name in "abc") for v in verdicts))
             assert cells == [f"{count}/3" for count in counts]
-    points = {
-        method: tuple(
-            statistics.geometric_mean(numbers(table1, method, name)) for name in ("ratio_harmful", "ratio_pretrain")
-        )
-        for method in METHODS
-    }
+    names = ("ratio_harmful", "ratio_pretrain")
+    means = [[statistics.geometric_mean(numbers(table1, method, name)) for name in names] for method in METHODS]
+    rows = zip(METHODS, means, on_front([(i, ii) for i, ii in means]), strict=True)
+    expected = {method: [*map(short, of), "yes" if best else ""] for method, of, best in rows}
     table = next(t for t in page.tables if t.caption == "Geometric means")
-    fronts = dict(zip(points, on_front([*points.values()]), strict=True))
-    assert {row[0]: row[3] == "yes" for row in table.rows} == fronts
-    assert {row[0]: row[1] for row in table.rows} == {method: short(p[0]) for method, p in points.items()}
+    assert {row[0]: row[1:] for row in table.rows} == expected
 
 
 def test_networks_have_fronts_of_their_own(base: Record) -> None:
     records = []
-    for model, factor in (("small", 1.0), ("large", 1e6)):
-        record = copy.deepcopy(base) | {"model": model, "config_hash": model}
-        record["config"]["model"]["name"] = model
-        record["metrics"]["fit"]["spectrum"]["ratio_harmful"] *= factor
-        records.append(record)
+    for model in ("small", "large"):
+        records.append(copy.deepcopy(base) | {"model": model, "config_hash": model})
+        base["config"]["model"]["name"] = model
+        base["metrics"]["fit"]["spectrum"]["ratio_harmful"] *= 1e6
     table = next(t for t in page_of(records).tables if t.caption == "Geometric means")
     assert {row[0]: row[3] for row in table.rows} == {"large: ours": "yes", "small: ours": "yes"}
 
@@ -333,8 +304,6 @@ def test_settings_are_named_by_what_differs_and_ordered_by_it(base: Record) -> N
     settings = settings_of(records)
     assert list(settings) == ["ours, lambda_ill=3", "ours, lambda_ill=100000", "ours, lambda_ill=1e+16"]
     assert all(len(runs) == 2 for runs in settings.values())
-    told = {row[0] for table in summary_tables(records) for row in table.rows}
-    assert sorted(told) == sorted(settings)
     for record in records:  # the data that are swept over are a setting too
         weight = record["config"]["objective"].pop("lambda_ill")
         del record["config"]["method"]["lambda_ill"]
@@ -370,9 +339,8 @@ def test_page_from_committed_results_with_infinite_ratios(table1: list[Record], 
 
 
 def test_choosing_on_validation_has_no_held_out_part(base: Record) -> None:
-    record = base
     for kind in ("metrics", "verdicts", "spectra"):
-        record[kind]["validation"] = record[kind].pop("held_out")
-    text = page_of([record]).text
+        base[kind]["validation"] = base[kind].pop("held_out")
+    text = page_of([base]).text
     assert "held out, spectrum" not in text
     assert "validation, spectrum" in text
