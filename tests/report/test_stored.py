@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import copy
 import gzip
+import itertools
 import json
 import math
 import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import immunize.report
 from immunize.config import config_hash
-from immunize.records import ATTACK_RECORD, RECORD, RESULTS
+from immunize.records import ATTACK_RECORD, RECORD, RESULTS, plain
 from immunize.report.loading import load_records, with_infinities, write_results
 from immunize.report.naming import RATIOS
 from immunize.report.runs import EXPERIMENT_STATUSES
 from immunize.report.table import NOTHING, Table, short, summary_of, summary_text
 from immunize.report.tidy import COLUMNS
-from tests.report.making import EXPERIMENTS, Record, diverged, table1_records, table2_records, without_held_out
+from tests.report import making
+from tests.report.making import EXPERIMENTS, Record, diverged, without_held_out, written
 
 
 def bare(record: Record) -> Record:
@@ -34,7 +37,7 @@ def by_id(records: list[Record]) -> list[str]:
 
 
 def test_records_come_back_whole_and_again_to_the_same_bytes(base: Record, tmp_path: Path) -> None:
-    records = table2_records(base, [(0, 1), (1, 0)])
+    records = making.table2_records(base, [(0, 1), (1, 0)])
     records[3] = diverged(records[3])
     values: list[Any] = [1, 1.0, True, 0.1 + 0.2, 1e-300, None, "1", "", "null", "NaN", 'a,"b\n', [], {}, [1.0]]
     values += [-0.0, 10**20, 1e22, " 1", "\r", "as long as no cell may be by default " * 4_000]
@@ -61,54 +64,44 @@ def test_the_data_folder_is_not_told_and_the_hash_stays(base: Record, tmp_path: 
 
 
 def test_frame_has_every_number_of_the_records(base: Record, tmp_path: Path) -> None:
-    records = table1_records(base, seeds=[0, 1])
+    records = making.table1_records(base, seeds=[0, 1])
     records[0] = diverged(records[0])
     records[1] = without_held_out(records[1])
     records[2]["metrics"]["fit"]["spectrum"]["kappa_harmful"] = None
     write_results(records, tmp_path)
     found = immunize.report.frame(tmp_path)
     assert tuple(found.columns) == COLUMNS
+    assert set(found.query("run == @records[0]['config_hash']")["status"]) == {"diverged"}
+    places = found.set_index(["run", "kind", "part", "estimator", "quantity"])["value"].sort_index()
     for record in records[1:]:
-        of = found[(found["method"] == record["method"]) & (found["seed"] == record["seed"])]
-        assert set(of["run"]) == {record["config_hash"]}
-        assert set(of[of["kind"] == "pooled"]["part"]) == set(record["metrics"])
+        of = places[record["config_hash"]]
+        assert set(of["pooled"].index.get_level_values("part")) == set(record["metrics"])
         for part, estimators in record["metrics"].items():
             for estimator, numbers in estimators.items():
-                at = of[(of["kind"] == "pooled") & (of["part"] == part) & (of["estimator"] == estimator)]
-                values = at.set_index("quantity")["value"]
-                assert values["rir"] == numbers["rir"]
-                assert values["facts/kappa_harmful/rank"] == numbers["facts"]["kappa_harmful"]["rank"]
-    lost = found[(found["value"] == float("inf")) & (found["quantity"] == "kappa_harmful")]
-    assert set(lost["run"]) == {records[2]["config_hash"]}
-    steps = found[(found["kind"] == "probe_steps") & (found["quantity"] == "harmful/immunized/0.1")]
-    never = [r["steps_to_norm_ratio"]["fit"]["harmful"]["immunized"]["0.1"] is None for r in records[1:]]
-    assert (steps[steps["part"] == "fit"]["value"] == float("inf")).sum() == sum(never)
-    assert set(found[found["kind"] == "verdict"]["value"]) >= {0.0, 1.0}
-    assert set(found[found["method"] == records[0]["method"]]["status"]) == {"diverged", "finished"}
+                at = of["pooled", part, estimator]
+                assert at["rir"] == numbers["rir"]
+                assert at["facts/kappa_harmful/rank"] == numbers["facts"]["kappa_harmful"]["rank"]
+                assert (at["kappa_harmful"] == math.inf) == (numbers["kappa_harmful"] is None)
+        steps = record["steps_to_norm_ratio"]["fit"]["harmful"]["immunized"]["0.1"]
+        assert of["probe_steps", "fit", "", "harmful/immunized/0.1"] == (math.inf if steps is None else steps)
+        assert of["verdict", "fit", "spectrum", "a"] == record["verdicts"]["a"]
 
 
-def test_frame_of_attacks_has_a_row_an_attackers_seed() -> None:
-    found = immunize.report.frame(EXPERIMENTS / "demo")
-    assert len(immunize.report.frame([EXPERIMENTS / "demo", EXPERIMENTS / "demo" / RESULTS])) == len(found)
-    scores = found[(found["quantity"] == "immunized/score/values") & (found["part"] == "harmful")]
-    assert set(scores["method"]) == {"ours", "erase"}
-    assert scores["value"].between(0, 1).all()
-    assert scores.groupby(["run", "estimator"]).size().eq(1).all()
+def test_frame_of_an_attacked_run_has_both_and_a_row_an_attackers_seed(attacked_run: Path) -> None:
+    whole, run, attack, twice = (
+        immunize.report.frame([attacked_run / place for place in places])
+        for places in (("",), (RECORD,), (ATTACK_RECORD,), ("", RECORD))
+    )
+    assert len(twice) == len(whole) == len(run) + len(attack)
+    assert ("attack" in {*attack["kind"]}, "attack" in {*run["kind"]}) == (True, False)
+    scores = attack.query("quantity == 'immunized/score/values'").groupby(["run", "part", "estimator"])
+    assert scores.size().eq(2).all()
+    committed = immunize.report.frame(EXPERIMENTS / "demo" / RESULTS).query("quantity == 'immunized/score/values'")
+    assert set(committed["method"]) == {"ours", "erase"}
 
 
-def test_frame_of_an_attacked_run_has_both(attacked_run: Path) -> None:
-    kinds = {place: set(immunize.report.frame(attacked_run / place)["kind"]) for place in ("", RECORD, ATTACK_RECORD)}
-    assert {place: "attack" in found for place, found in kinds.items()} == {
-        "": True,
-        RECORD: False,
-        ATTACK_RECORD: True,
-    }
-    assert kinds[""] == kinds[RECORD] | kinds[ATTACK_RECORD]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    for content, message in (
         (b"{", "cannot be read as results"),
         (gzip.compress(b"a" * 100)[:20], "cannot be read as results"),
         (gzip.compress(b""), "not every row has a cell for every column"),
@@ -116,26 +109,16 @@ def test_frame_of_an_attacked_run_has_both(attacked_run: Path) -> None:
         (gzip.compress(b'status,method\nfinished,"ou'), "cannot be read as results: unexpected end of data"),
         (gzip.compress(b"status\nfinished\n"), "is not a record of immunize.train: it has no 'method'"),
         (gzip.compress(b"status,seed\n,\n"), "is not a record of immunize.train: it has no 'method'"),
-    ],
-    # a gzip has the time in it, and every worker another one
-    ids=["no gzip", "cut off", "nothing", "cut row", "cut cell", "no record", "empty row"],
-)
-def test_damaged_files_are_named(content: bytes, message: str, tmp_path: Path) -> None:
-    (tmp_path / RESULTS).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        load_records(tmp_path)
+    ):
+        (tmp_path / RESULTS).write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            load_records(tmp_path)
 
 
-def test_only_runs_of_the_latest_sweep_count(tmp_path: Path) -> None:
+def test_only_runs_of_the_latest_sweep_count(base: Record, tmp_path: Path) -> None:
     """Runs of other settings that lie beside them are not mixed in; without a list every run counts."""
-    for digest in ("new", "old"):
-        (tmp_path / digest).mkdir()
-        found = {"status": "finished", "schema_version": 1, "config_hash": digest, "method": "ours", "seed": 0}
-        found |= {"pretrain": "digits", "harmful": "digits", "data": {}}
-        (tmp_path / digest / "record.json").write_text(json.dumps(found))
-    (tmp_path / "theta_0").mkdir()  # of immunize.pretrain, which is no run
-    theta_0 = {"status": "finished", "schema_version": 1, "config": {"pretrain": {}, "epochs": 3}}
-    (tmp_path / "theta_0" / "record.json").write_text(json.dumps(theta_0))
+    theta_0 = {"status": "finished", "schema_version": 1, "config": {"pretrain": {}, "epochs": 3}}  # which is no run
+    written([*(base | {"config_hash": digest} for digest in ("new", "old")), theta_0], tmp_path)
     assert [record["config_hash"] for record in load_records(tmp_path)] == ["new", "old"]
     (tmp_path / "sweep.json").write_text(json.dumps({"runs": ["new", "not yet"]}))
     assert [record["config_hash"] for record in load_records(tmp_path)] == ["new"]
@@ -160,9 +143,9 @@ def test_many_pairs_give_the_mean_over_pairs_of_both(groups: list[list[float]]) 
     assert found.geometric == pytest.approx(math.exp(statistics.fmean(map(math.log, values))))
 
 
-@pytest.mark.parametrize(
-    ("groups", "text"),
-    [
+def test_cell_text() -> None:
+    groups: list[list[float | None]]
+    for groups, text in (
         ([[2.0, 4.0]], "3 ± 1.41"),
         ([[3.0], [5.0]], "4"),
         ([[25.43] * 3], "25.4 ± 0"),  # whose mean is another number in float64
@@ -172,53 +155,29 @@ def test_many_pairs_give_the_mean_over_pairs_of_both(groups: list[list[float]]) 
         ([[2.0, 4.0, None]], "3 ± 1.41 (∞ in 1 of 3)"),
         ([[1.0, 1.0, 100.0]], "34 ± 57.2 (median 1, geo. mean 4.64)"),
         ([[-1.0, 1.0, 1.0]], "0.333 ± 1.15 (median 1)"),
-    ],
-)
-def test_cell_text(groups: list[list[float | None]], text: str) -> None:
-    assert summary_text(groups) == text
+    ):
+        assert summary_text(groups) == text
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (99.95, "100"),
-        (12345.6, "12,346"),
-        (1.5e6, "1.50e+06"),
-        (0.00012, "1.20e-04"),
-        (math.inf, "∞"),
-        (-math.inf, "−∞"),
-        (math.nan, NOTHING),
-        (None, NOTHING),
-    ],
-)
-def test_short(value: float | None, text: str) -> None:
-    assert short(value) == text
+def test_short() -> None:
+    values = (0.0, 99.95, 12345.6, 1.5e6, 0.00012, math.inf, -math.inf, math.nan, None)
+    texts = ["0", "100", "12,346", "1.50e+06", "1.20e-04", "∞", "−∞", NOTHING, NOTHING]
+    assert [*map(short, values)] == texts
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, (8.0, 0.5, 16.0)),
-        ({"kappa_harmful": None, "ratio_harmful": None, "rir": None}, (math.inf, 0.5, math.inf)),
-        ({"kappa_pretrain": None, "ratio_pretrain": None, "rir": 0.0}, (8.0, math.inf, 0.0)),
-        ({"ratio_harmful": None, "ratio_pretrain": None, "rir": None}, (math.inf, math.inf, math.nan)),
-        ({"kappa_harmful_baseline": None, "ratio_harmful": None, "rir": None}, (math.nan, 0.5, math.nan)),
-        ({"kappa_harmful_baseline": None, "ratio_harmful": 0.0, "rir": 0.0}, (0.0, 0.5, 0.0)),
-    ],
-)
-def test_null_is_infinite_but_for_one_infinity_by_another(
-    changes: dict[str, float | None], expected: tuple[float, ...]
-) -> None:
-    kappas = {"kappa_harmful": 80.0, "kappa_harmful_baseline": 10.0, "kappa_pretrain": 2.0}
-    numbers = kappas | {"kappa_pretrain_baseline": 4.0, "ratio_harmful": 8.0, "ratio_pretrain": 0.5, "rir": 16.0}
-    found = with_infinities({**numbers, **changes, "facts": {}})
-    assert [found[name] for name in RATIOS] == pytest.approx(expected, nan_ok=True)
-    assert {name: found[name] for name in kappas} == {
-        name: math.inf if value is None else value for name, value in ({**kappas, **changes}).items() if name in kappas
-    }
-    given = {name: value for name, value in {**numbers, **changes}.items() if name in RATIOS}
-    assert with_infinities(given).keys() == set(RATIOS)
+KAPPAS = {"kappa_harmful": 80.0, "kappa_harmful_baseline": 10.0, "kappa_pretrain": 2.0, "kappa_pretrain_baseline": 4.0}
+
+
+def test_null_is_infinite_but_for_one_infinity_by_another() -> None:
+    for kappas in itertools.product(*((kappa, math.inf) for kappa in KAPPAS.values())):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            i, ii = np.array(kappas[::2]) / kappas[1::2]
+            known = dict(zip((*KAPPAS, *RATIOS), (*kappas, i, ii, i / ii), strict=True))
+        found = with_infinities(plain(known) | {"facts": {}})
+        assert {*found} == {*known}
+        assert {*with_infinities({name: found[name] for name in RATIOS})} == {*RATIOS}
+        if i > 0 or ii > 0:
+            assert found == pytest.approx(known, nan_ok=True)
 
 
 def test_a_bar_in_a_cell_is_escaped() -> None:
