@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from immunize.records import RECORD
+from immunize.records import read_record
 from immunize.report.html import write_run_page, write_sweep_page
 from tests.report.conftest import SAVE
 from tests.report.making import table2_records, without_held_out, written
@@ -46,16 +46,13 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def pages(stored_run: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    (run := folder / "run").mkdir()
-    (run / RECORD).write_text(json.dumps(stored_run))
-    (run / "metrics.csv").write_text("loss,term/task,RIR,step\n3,2,,0\n2,1,5,10\n1.5,1,9,20\n1.2,.9,12,30\n")
-    records = table2_records(stored_run, PAIRS, range(2), ("ours", "imma", "none"))
+    records = table2_records(read_record(finished_run), PAIRS, range(2), ("ours", "imma", "none"))
     sweep = written(map(without_held_out, records), folder / "sweep")  # half as many figures
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", SAVE)
-        return {"run": write_run_page(run, run), "sweep": write_sweep_page(sweep, sweep)}
+        return {"run": write_run_page(finished_run, folder), "sweep": write_sweep_page(sweep, sweep)}
 
 
 def opened(browser: Browser, page: Path, *, width: int = 1280, scheme: str = "light") -> Browser:
@@ -75,8 +72,7 @@ def requested(browser: Browser) -> set[str]:
 
 
 def press(browser: Browser, selector: str, key: str) -> None:
-    browser.execute_script("document.querySelector(arguments[0]).focus()", selector)
-    browser.switch_to.active_element.send_keys(key)
+    browser.find_element("css selector", selector).send_keys(key)
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep"])
@@ -109,55 +105,44 @@ def test_policy_forbids_the_network(browser: Browser, pages: dict[str, Path]) ->
     assert violated == "img-src"
 
 
-def column(browser: Browser, index: int) -> list[float]:
-    texts = browser.execute_script(
-        f"return [...document.querySelector('{LONG}').tBodies[0].rows].map((r) => r.cells[{index}].textContent)"
-    )
-    return [float(text.partition(" ±")[0].replace(",", "")) for text in texts]
+def shown(browser: Browser, selector: str) -> list[str]:
+    return [one.text for one in browser.find_elements("css selector", f"{LONG} {selector}") if one.is_displayed()]
 
 
-def test_tables_sort_both_ways_by_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
+def test_tables_sort_both_ways_by_keyboard_and_are_filtered(browser: Browser, pages: dict[str, Path]) -> None:
+    def column() -> list[float]:
+        return [float(text.partition(" ±")[0].replace(",", "")) for text in shown(browser, "td:nth-child(6)")]
+
     opened(browser, pages["sweep"])
-    before = column(browser, 5)
-    button = f"{LONG} thead th:nth-child(6) button"
+    before, button = column(), f"{LONG} th:nth-child(6) button"
     press(browser, button, "\ue007")  # Enter
-    assert column(browser, 5) == sorted(before, reverse=True) != before
-    state = f"return document.querySelector('{LONG} thead th:nth-child(6)').ariaSort"
-    assert browser.execute_script(state) == "descending"
+    assert column() == sorted(before, reverse=True) != before
+    assert browser.find_element("css selector", f"{LONG} th:nth-child(6)").get_attribute("aria-sort") == "descending"
     press(browser, button, " ")
-    assert column(browser, 5) == sorted(before)
-
-
-def test_rows_are_filtered(browser: Browser, pages: dict[str, Path]) -> None:
-    opened(browser, pages["sweep"])
+    assert column() == sorted(before)
     press(browser, "input.filter", "imma 3")
-    shown = browser.execute_script(
-        "return [...document.querySelector('.long').querySelectorAll('tbody tr')]"
-        ".filter((r) => !r.hidden).map((r) => r.innerText)"
-    )
-    assert 0 < len(shown) < len(PAIRS) * 3
-    assert all("imma" in text and "3" in text for text in shown)
-    count = browser.execute_script("return document.querySelector('.count').textContent")
-    assert count == f"{len(shown)} of {len(PAIRS) * 3} rows"
+    rows = shown(browser, "tbody tr")
+    assert 0 < len(rows) < len(before)
+    assert all("imma" in text and "3" in text for text in rows)
+    count = browser.find_element("css selector", ".count").text
+    assert count == f"{len(rows)} of {len(before)} rows"
 
 
 def test_choice_of_part_and_estimator_rules_all_sections_and_needs_a_script(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
+    def views() -> list[str]:
+        blocks = browser.find_elements("css selector", "[data-view]")
+        return [block.get_attribute("data-view") for block in blocks if block.is_displayed()]
+
     opened(browser, pages["sweep"])
-    shown = """
-        return [...document.querySelectorAll("[data-view]")].filter((block) => block.checkVisibility())
-          .map((block) => block.dataset.view)
-    """
-    assert browser.execute_script(shown) == ["fit, spectrum"] * SECTIONS
+    assert views() == ["fit, spectrum"] * SECTIONS
     press(browser, "select[data-views]", "\ue015")  # arrow down
-    assert browser.execute_script(shown) == ["fit, released"] * SECTIONS
+    assert views() == ["fit, released"] * SECTIONS
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         opened(browser, pages["sweep"])
-        blocks = browser.find_elements("css selector", "[data-view]")
-        assert len(blocks) == SECTIONS * 3
-        assert all(block.is_displayed() for block in blocks)
+        assert len(views()) == SECTIONS * 3
         assert not browser.find_element("css selector", "select").is_displayed()
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
