@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from time import process_time as seconds
 from typing import Any
@@ -50,6 +51,13 @@ def slowness(folder: Path) -> float:
     return max(1.0, spent / EIGENVALUES, timed(lambda: fresh("-c", "import torch", cwd=folder))[1] / TORCH)
 
 
+def trained_on(cfg: DictConfig) -> PairedData:
+    """The same data, as a training has them."""
+    pair = PairedData(build(cfg.pretrain), build(cfg.harmful))
+    pair.setup()
+    return pair
+
+
 # What a run leaves.
 
 
@@ -79,30 +87,21 @@ def test_default_run_ends_with_its_record_and_prints_tables_and_verdict_that_fit
 
 @pytest.mark.usefixtures("undrawn")
 def test_record_names_every_number_with_part_and_estimator_and_is_the_same_again(tmp_path: Path) -> None:
-    record, again = (forecast.run(composed(*SMALL, "shrinkage=0.001"), tmp_path / name) for name in "ab")
+    cfg = composed(*SMALL, "shrinkage=0.001")
+    record, again = (forecast.run(cfg, tmp_path / name) for name in "ab")
     assert json.loads((tmp_path / "a" / "forecast.json").read_text()) == json.loads(json.dumps(record))
     for key in ("data_sets", "alignment", "bound", "metrics", "verdict", "curves", "data_hash", "config_hash"):
         assert record[key] == again[key]
     assert (record["kind"], record["status"], record["harmful"]) == ("forecast", "finished", "synthetic")
-    for key in ("config", "config_hash", "data_hash", "git_commit", "versions", "hardware", "seconds", "started"):
-        assert record[key] is not None or key == "git_commit"
-    for part in ("fit", "held_out"):
-        for estimator in ("ridge", "spectrum"):
-            numbers = record["metrics"][part][estimator]
-            assert numbers["facts"]["kappa_pretrain"]["n_samples"] == 60
+    assert {"config", "git_commit", "versions", "hardware", "seconds", "started"} <= record.keys()
+    both = {"ridge", "spectrum"}
+    assert {part: {*of} for part, of in record["metrics"].items()} == {"fit": both, "held_out": both}
     assert record["metrics"]["fit"]["ridge"]["facts"]["kappa_harmful"]["rho"] == 0.01
     assert record["bound"]["rho"] == [0.001, 0.001]
     assert (record["bound"]["estimator"], record["bound"]["part"]) == ("ridge", "fit")
     assert len(record["alignment"]["principal_angles_degrees"]) == 3
     assert len(record["curves"]["generalized_eigenvalues"]) == 6
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_data_hash_is_that_of_a_training(tmp_path: Path) -> None:
-    cfg = composed(*SMALL)
-    pair = PairedData(build(cfg.pretrain), build(cfg.harmful))
-    pair.setup()
-    assert forecast.run(cfg, tmp_path)["data_hash"] == pair.data_hash
+    assert record["data_hash"] == trained_on(cfg).data_hash
 
 
 def test_report_is_made_from_the_record_alone(tmp_path: Path) -> None:
@@ -137,20 +136,11 @@ def test_rows_of_one_file_are_identical_whichever_of_them_each_role_holds_out(tm
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        ("shrinkage=much", ["shrinkage has to be", "auto, ledoit_wolf", "much"]),
-        ("shrinkage=0", ["directions that no sample of D_P has", "shrinkage"]),
-        ("top_k=65", ["top_k=65", "D = 64"]),
-        ("rhoo=1", ["rhoo"]),
-        ("pretrain=synthetic", ["32 features", "64"]),
-    ],
+    ("setting", "words"),
+    [("shrinkage=much", "has to be .* or one of auto, ledoit_wolf"), ("shrinkage=0", "no sample of D_P has")],
 )
-def test_bad_input_is_refused_with_one_message(refused: Any, tmp_path: Path, overrides: str, words: list[str]) -> None:
-    message = refused(forecast.main, *overrides.split())
-    for word in words:
-        assert word in message
-    assert not (tmp_path / "run" / "forecast.json").exists()
+def test_bad_input_is_refused_with_one_message(setting: str, words: str, refused: Any) -> None:
+    assert re.search(words, refused(forecast.main, setting))
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -180,24 +170,18 @@ def test_forecast_is_quick(data_root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.data
-def test_verdict_on_house_prices(data_root: Path, tmp_path: Path) -> None:
-    record = forecast.run(composed("harmful=housing", "shrinkage=0.001", f"data_root={data_root}"), tmp_path)
+def test_house_prices_are_measured_on_the_halves_of_a_training(data_root: Path, tmp_path: Path) -> None:
+    cfg = composed("harmful=housing", "shrinkage=0.001", f"data_root={data_root}")
+    record = forecast.run(cfg, tmp_path)
     assert (record["verdict"]["code"], record["held_out_protocol"]) == ("few_rows", "cross_fit")
     assert "155 rows for 79 columns" in record["verdict"]["sentence"]
     assert record["metrics"]["fit"]["spectrum"]["rir"] > 10_000
     assert record["metrics"]["held_out"]["ridge"]["ratio_pretrain"] > 1
-
-
-@pytest.mark.data
-def test_halves_are_those_of_a_training(data_root: Path) -> None:
-    cfg = composed("harmful=housing", f"data_root={data_root}")
-    sources = build(cfg.pretrain), build(cfg.harmful)
-    whole, apart = forecast._load(sources, 3)
-    pair = PairedData(*sources)
-    pair.setup()
+    whole, apart = forecast._load((build(cfg.pretrain), build(cfg.harmful)), 3)
+    pair = trained_on(cfg)
     halves = pair.cross_fit_pair(3)
     halves.setup()
-    assert whole.hash == pair.data_hash
+    assert record["data_hash"] == pair.data_hash
     for role in ROLES:
         assert whole.splits[role].fit.x.equal(pair.fit.of(role).x)
         assert apart.splits[role].fit.x.equal(halves.fit.of(role).x)
