@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 
 import pytest
 
@@ -53,7 +52,7 @@ def hash_of(*overrides: str) -> str:
 def test_a_hash_follows_what_changes_numbers_and_nothing_else(
     run: tuple[str, ...], same: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
-    assert re.fullmatch(r"[0-9a-f]{16}", base := hash_of(*run))
+    assert len(base := hash_of(*run)) == 16
     assert {override: hash_of(*run, override) for override in same} == dict.fromkeys(same, base)
     changed = {hash_of(*run, override): override for override in others}
     assert tuple(changed.values()) == others  # each has a hash of its own
