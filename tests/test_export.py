@@ -11,12 +11,11 @@ import torch
 from safetensors import safe_open
 
 from immunize import export
-from immunize.errors import CheckpointError, UserError
+from immunize.errors import UserError
 from immunize.features import DeepExtractor, save_weights
 from immunize.records import CHECKPOINT, SCHEMA_VERSION, write_record
 from tests.commands import Called
 from tests.features.test_deep import KINDS
-from tests.tampering import edit_json
 
 MODELS = {name: KINDS[name] for name in ("resnet18", "vit_tiny_patch16_224")}
 DATA = {"crop_pct": 1.0, "interpolation": "bilinear"}
@@ -26,26 +25,16 @@ def finished_run(folder: Path, architecture: str = "resnet18", **changes: Any) -
     """The folder of a run, and its network."""
     model = {"architecture": architecture, "image_size": 32, "data": DATA, **MODELS[architecture]}
     extractor = DeepExtractor.from_timm(**model, n_classes=5, seed=3)
-    record = {
-        "schema_version": SCHEMA_VERSION,
-        "status": "finished",
-        "method": "ours",
-        "model": "small",
-        "pretrain": "digits",
-        "harmful": "cars",
-        "seed": 3,
-        "config_hash": "0123456789abcdef",
-        "config": {"model": model | {"kind": "deep"}},
-    }
+    said = {"method": "ours", "model": "small", "pretrain": "digits", "harmful": "cars", "seed": 3}
+    record = {"schema_version": SCHEMA_VERSION, "status": "finished", "config_hash": "0123456789abcdef", **said}
+    record["config"] = {"model": model | {"kind": "deep"}}
     write_record(folder, record | changes)
     save_weights(folder / CHECKPOINT, extractor.full_state_dict())
     return extractor
 
 
 @pytest.mark.parametrize("architecture", MODELS)
-def test_timm_loads_it_by_the_command_of_its_card_too_and_has_the_same_logits(
-    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timm_loads_it_with_the_same_logits(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extractor = finished_run(tmp_path / "run", architecture)
     out = export.run(tmp_path / "run")
     assert out == tmp_path / "run" / "export"
@@ -76,15 +65,9 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
         finished_run(tmp_path, **changes)
         with pytest.raises(UserError, match=words):
             export.run(tmp_path)
-    edit_json(tmp_path / "record.json", lambda record: record.pop("method"))
-    with pytest.raises(UserError, match=r"holds no run of immunize\.train"):
-        export.run(tmp_path)
     extractor = finished_run(tmp_path)
     save_weights(tmp_path / CHECKPOINT, extractor.full_state_dict() | {"fc.map.weight": torch.eye(16)})
     with pytest.raises(UserError, match=r"appended a linear layer \(fc\.map\.weight\)"):
-        export.run(tmp_path)
-    (tmp_path / CHECKPOINT).unlink()
-    with pytest.raises(CheckpointError, match="there is no file"):
         export.run(tmp_path)
     assert not (tmp_path / "export" / export.WEIGHTS).exists()
 

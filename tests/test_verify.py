@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from immunize import attack, verify
 from immunize.checkpoints import save_checkpoint
 from immunize.config import NOT_HASHED
-from immunize.errors import CheckpointError, UserError
+from immunize.errors import UserError
 from immunize.records import (
     ATTACK_CELLS,
     ATTACK_RECORD,
@@ -55,11 +55,8 @@ def test_honest_folder_agrees_and_is_left_as_it_is(folder: Path) -> None:
     """Attacks are repeated, not read from their cells, and seconds may differ; a run without any is its record."""
     for cell in (folder / ATTACK_CELLS).iterdir():
         edit_json(cell, lambda content: content["curves"]["steps"]["test"].clear())
-
-    def slower(content: dict[str, Any]) -> None:
-        content["results"]["harmful"]["immunized"]["T0"]["to_target_reference"]["seconds"] = [99.0, 99.0]
-
-    edit_json(folder / ATTACK_RECORD, slower)
+    keys = ("results", "harmful", "immunized", "T0", "to_target_reference", "seconds")
+    edit_json(folder / ATTACK_RECORD, lambda content: change_at(content, keys, lambda _: [99.0, 99.0]))
     before = files_of(folder)
     assert verify.run(folder) == []
     assert files_of(folder) == before
@@ -77,15 +74,20 @@ CHANGED: tuple[tuple[Any, ...], ...] = (
 )
 
 
-def test_changed_numbers_of_an_attack_are_named(folder: Path) -> None:
-    def change(content: Any) -> None:
-        for keys in CHANGED:
-            change_at(content, keys, lambda old: old + 1)
-
-    edit_json(folder / ATTACK_RECORD, change)
-    attacks = [line for line in verify.run(folder) if line.startswith("attacks: ")]
+def test_changed_numbers_counts_and_settings_are_named_though_the_card_was_made_from_them(folder: Path) -> None:
+    for keys in CHANGED:
+        edit_json(folder / ATTACK_RECORD, lambda content: change_at(content, keys, lambda old: old + 1))  # noqa: B023
+    edit_json(folder / ATTACK_RECORD, lambda content: content["config"]["attack"].update(reduced=False))
+    edit_json(folder / RECORD, lambda content: content["data"]["harmful"].update(fit_rows=10**6))
+    edit_json(folder / RECORD, lambda content: content["config"]["objective"].update(lambda_ill=1.0))
+    write_card(folder, folder)
+    found = [line.split(": ", 2)[:2] for line in verify.run(folder)]
+    attacks = [place for of, place in found if of == "attacks" and place != "config_hash"]
     assert len(attacks) == len(CHANGED)
-    assert all(any(all(str(key) in line for key in keys) for line in attacks) for keys in CHANGED)
+    assert all(any(all(str(key) in place for key in keys) for place in attacks) for keys in CHANGED)
+    hashes = [["record", "config_hash"], ["attacks", "config_hash"]]
+    assert all(one in found for one in (["record", "data.harmful.fit_rows"], *hashes))
+    assert not any(of == "card" for of, _ in found)
 
 
 def test_changed_card_is_named(folder: Path) -> None:
@@ -100,18 +102,6 @@ def test_changed_card_is_named(folder: Path) -> None:
     assert verify.run(folder)[0] == f"card: {CARD_JSON} is missing, {CARD_MD} is there"
 
 
-def test_prettier_settings_and_counts_are_named_though_the_card_was_made_from_them(folder: Path) -> None:
-    edit_json(folder / ATTACK_RECORD, lambda content: content["config"]["attack"].update(reduced=False))
-    edit_json(folder / RECORD, lambda content: content["data"]["harmful"].update(fit_rows=10**6))
-    edit_json(folder / RECORD, lambda content: content["config"]["objective"].update(lambda_ill=1.0))
-    write_card(folder, folder)
-    found = verify.run(folder)
-    assert any(line.startswith("record: data.harmful.fit_rows: 1000000") for line in found)
-    assert any(line.startswith("record: config_hash: ") for line in found)
-    assert any(line.startswith("attacks: config_hash: ") for line in found)
-    assert not any(line.startswith("card: ") for line in found)
-
-
 def test_changed_checkpoint_is_noticed_by_record_and_attacks(folder: Path) -> None:
     theta = theta_of(folder).clone()
     theta[1, 2] += 0.5
@@ -123,29 +113,10 @@ def test_changed_checkpoint_is_noticed_by_record_and_attacks(folder: Path) -> No
     assert not any("results.harmful.theta_0" in line for line in found)
 
 
-def test_a_checkpoint_that_has_no_condition_number_is_refused(folder: Path) -> None:
-    theta = theta_of(folder).clone()
-    theta[1, 2] = 1e160  # its square overflows
-    save_checkpoint(folder / CHECKPOINT, {"fit": theta}, {}, config_hash=read_record(folder)["config_hash"])
-    with pytest.raises(CheckpointError, match="gives no numbers any more"):
-        verify.run(folder)
-
-
-def test_folders_that_cannot_be_verified_are_refused(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"no record\.json"):
-        verify.run(tmp_path / "empty")
-    with pytest.raises(UserError, match="holds runs"):
-        verify.run(folder.parent)
-    edit_json(folder / ATTACK_RECORD, lambda content: content.pop("best_so_far"))
-    with pytest.raises(CheckpointError, match="lacks best_so_far"):
-        verify.run(folder)
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        lambda content: content["subject"].pop("run_config_hash"),
+        lambda content: content.pop("best_so_far"),
         lambda content: content["config"].pop("run"),
         lambda content: content.update(config=[]),
     ],
@@ -156,9 +127,7 @@ def test_an_attack_record_that_lacks_something_is_refused_in_words(change: Any, 
         verify.run(folder)
 
 
-def test_an_attack_record_of_another_run_is_refused_before_anything_is_computed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attack_record_of_another_run_is_refused_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit_json(folder / ATTACK_RECORD, lambda content: content["subject"].update(run_config_hash="other"))
     monkeypatch.setattr("immunize.evaluate.run", None)
     with pytest.raises(UserError, match="is of another run: its config_hash differs"):
@@ -187,14 +156,10 @@ def test_network_is_attacked_again_from_its_images_on(finished_network: Path, tm
     for path in features[1:]:
         shutil.copy(features[0], path)
     assert verify.run(folder) == []
-
-    def praise(content: dict[str, Any]) -> None:
-        content["results"]["harmful"]["immunized"]["T0"]["score"]["mean"] -= 0.5
-
-    edit_json(folder / ATTACK_RECORD, praise)
-    found = verify.run(folder)
-    assert any("results.harmful.immunized.T0.score.mean" in line for line in found)
-    assert any(line.startswith("card: ") for line in found)
+    edit_json(folder / ATTACK_RECORD, lambda content: change_at(content, CHANGED[0], lambda old: old - 0.5))
+    attacks, *card = verify.run(folder)
+    assert "results.harmful.immunized.T0.score.mean" in attacks
+    assert all(line.startswith("card: ") for line in card)
 
 
 UNCOMPARED = {
