@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,12 +32,16 @@ def write_images(folder: Path) -> None:
     write_noisy_classes(folder, {"train": 40, "test": 20}, levels, np.random.default_rng(0), 8)
 
 
-def overrides(images: Path, *others: str) -> list[str]:
+def sets_of(images: Path) -> list[str]:
     """`harmful=multi` in the place of `harmful=digits`."""
+    return ["harmful=multi", "harmful/sets=[digits,imagefolder]", f"harmful.sets.imagefolder.root={images}"]
+
+
+def run_on(images: Path, folder: Path, *others: str) -> dict[str, Any]:
+    """The record of a tiny run against both sets."""
     few = [line.replace("harmful.", "harmful.sets.digits.") for line in FEW_DIGITS]
-    sets = ["harmful=multi", "harmful/sets=[digits,imagefolder]", f"harmful.sets.imagefolder.root={images}"]
     own = ["pretrain=digits", *few, "objective=resnet_small_digits", "objective.max_steps=4"]
-    return [*OF_OTHER_IMAGES, *sets, *own, *others]
+    return train.run(compose_config(*OF_OTHER_IMAGES, *sets_of(images), *own, *others), folder, quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -49,27 +54,25 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("several") / "run"
-    return folder, train.run(compose_config(*overrides(images)), folder, quiet=True)
+    return folder, run_on(images, folder)
 
 
 def test_record_holds_each_set_and_the_weakest_in_front_and_evaluate_agrees(run: Run) -> None:
     folder, record = run
     again, differing = evaluate.run(folder)
     assert differing == []  # the sets' own numbers as well
-    assert again["harmful_sets"].keys() == record["harmful_sets"].keys()
     assert record["status"] == "finished"
     assert record["harmful"] == "digits+imagefolder"
     sets = record["harmful_sets"]
-    assert sets.keys() == {"digits", "imagefolder"}
+    assert sets.keys() == again["harmful_sets"].keys() == {"digits", "imagefolder"}
     rir = {name: of["metrics"]["held_out"]["spectrum"]["rir"] for name, of in sets.items()}
     assert record["weakest"] == min(rir, key=lambda name: rir[name])
     assert len(set(rir.values())) == 2
     for key in NUMBERS:
         assert record[key] == sets[record["weakest"]][key]
-    facts = {name: of["metrics"]["held_out"]["spectrum"]["facts"]["kappa_harmful"] for name, of in sets.items()}
-    n = {name: of["n_samples"] for name, of in facts.items()}
-    assert n == {name: of["images"]["held_out"] for name, of in record["data"]["harmful"]["sets"].items()}
-    assert n["imagefolder"] == 40
+    for name, of in record["data"]["harmful"]["sets"].items():
+        facts = sets[name]["metrics"]["held_out"]["spectrum"]["facts"]["kappa_harmful"]
+        assert facts["n_samples"] == of["images"]["held_out"]
     for part in ("fit", "held_out"):  # D_P is the same for all
         assert len({of["metrics"][part]["spectrum"]["ratio_pretrain"] for of in sets.values()}) == 1
 
@@ -77,7 +80,7 @@ def test_record_holds_each_set_and_the_weakest_in_front_and_evaluate_agrees(run:
 def test_the_numbers_of_a_set_are_those_of_a_run_against_it_alone(images: Path, tmp_path: Path) -> None:
     """Where nothing is learned from D_H, it plays no part in training: each set's numbers are what they are alone."""
     control = ("method=none", "objective.epochs_on=longest", "pairing=min_size", "objective.max_steps=2")
-    both = train.run(compose_config(*overrides(images, *control)), tmp_path / "both", quiet=True)
+    both = run_on(images, tmp_path / "both", *control)
     alone = run_tiny_deep(tmp_path / "alone", *control)
     for key in NUMBERS:
         assert both["harmful_sets"]["digits"][key] == alone[key]
@@ -124,8 +127,7 @@ def test_card_and_page_show_each_set_and_whose_numbers_the_others_are(run: Run) 
 def test_methods_take_several_sets(method: str, images: Path, tmp_path: Path) -> None:
     # the gradient of κ itself is thousands of times that of the loss
     own = {"opt_kappa": ["objective.learning_rate=1e-12"], "closed_form": ["method.budget=10", "method.shrinkage=0.1"]}
-    options = ("objective.max_steps=2", *own.get(method, []))
-    record = train.run(compose_config(*overrides(images, f"method={method}", *options)), tmp_path, quiet=True)
+    record = run_on(images, tmp_path, f"method={method}", "objective.max_steps=2", *own.get(method, []))
     assert record["status"] == "finished"
     assert len(record["harmful_sets"]) == 2
     assert record["training"]["fit"]["steps"] == (0 if method in ("closed_form", "erase") else 2)
@@ -134,6 +136,6 @@ def test_methods_take_several_sets(method: str, images: Path, tmp_path: Path) ->
 
 
 def test_linear_models_take_tables(images: Path, tmp_path: Path) -> None:
-    sets = ["harmful=multi", "harmful/sets=[digits,imagefolder]", f"harmful.sets.imagefolder.root={images}"]
+    linear = ("pretrain=digits5to9", "objective=linear_digits5to9", "logger=none")
     with pytest.raises(DataError, match=r"digits\+imagefolder holds images"):
-        train.run(compose_config(*sets, "pretrain=digits5to9", "objective=linear_digits5to9", "logger=none"), tmp_path)
+        train.run(compose_config(*sets_of(images), *linear), tmp_path)
