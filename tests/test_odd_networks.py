@@ -18,86 +18,55 @@ from immunize.errors import DivergedError, UserError
 from immunize.features import DeepExtractor
 from immunize.features.watching import Traced
 from immunize.processes import signals_handled
+from tests.test_api import CLASSES, D, Net, immunized, layers, one_by_one
 
-D, CLASSES, PAD = 12, 3, 1
+PAD = 1
 Loader = list[tuple[Tensor, Tensor]]
 
 
-def parts() -> tuple[nn.Linear, nn.Linear]:
-    return nn.Linear(20, 16), nn.Linear(16, D)
-
-
-class Net(nn.Module):
-    """`last` is trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = parts()
-
-    def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.last(self.first(x).tanh())
-        return features
-
-
-class Masked(nn.Module):
+def masked() -> Net:
     """Which tokens are padding is asked of the tokens, behind the layer that is trained as well."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        options: dict[str, Any] = {"batch_first": True, "dropout": 0.0}
-        self.embed = nn.Embedding(50, D)
-        self.first, self.last = (nn.TransformerEncoderLayer(D, 2, 16, **options) for _ in range(2))
-
-    def forward(self, tokens: Tensor) -> Tensor:
+    def run(net: Any, tokens: Tensor) -> Tensor:
         pad = tokens == PAD
-        x = self.first(self.embed(tokens), src_key_padding_mask=pad)
-        x, kept = self.last(x, src_key_padding_mask=pad), (~pad).unsqueeze(-1)
+        x = net.first(net.embed(tokens), src_key_padding_mask=pad)
+        x, kept = net.last(x, src_key_padding_mask=pad), (~pad).unsqueeze(-1)
         return (x * kept).sum(1) / kept.sum(1)
 
+    first, last = (nn.TransformerEncoderLayer(D, 2, 16, 0.0, batch_first=True) for _ in range(2))
+    return Net(run, embed=nn.Embedding(50, D), first=first, last=last)
 
-class Tied(Net):
+
+def tied() -> Net:
     """A trained weight is used before its module is called."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.between = nn.Linear(D, 16)
+    def run(net: Any, x: Tensor) -> Tensor:
+        code = functional.linear(net.first(x).tanh(), net.last.weight)
+        return net.last(net.between(code.tanh()).tanh())
 
-    def forward(self, x: Tensor) -> Tensor:
-        code = functional.linear(self.first(x).tanh(), self.last.weight)
-        features: Tensor = self.last(self.between(code.tanh()).tanh())
-        return features
+    return layers(run, between=nn.Linear(D, 16))
 
 
-class Writing(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.mul_(2).sub_(1))
+def keeping() -> Net:
+    def run(net: Any, x: Tensor) -> Tensor:
+        net.kept = net.first(x).tanh()
+        return net.last(net.kept)
+
+    return layers(run)
 
 
-class Keeping(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        self.kept = self.first(x).tanh()
-        features: Tensor = self.last(self.kept)
-        return features
+def chunked(rows: int) -> Net:
+    return layers(lambda net, x: torch.cat([one_by_one(net, part) for part in x.split(rows)]))
 
 
-class Chunked(Net):
-    def __init__(self, rows: int) -> None:
-        super().__init__()
-        self.rows = rows
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([super(Chunked, self).forward(part) for part in x.split(self.rows)])
+def compiled_in_part() -> Net:
+    net = layers()
+    net.last = torch.compile(net.last, backend="eager")  # type: ignore[assignment]
+    return net
 
 
-class Closed(Net):
-    @torch.no_grad()
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)
-
-
-def compiled() -> nn.Module:
-    first, last = parts()
-    return nn.Sequential(first, nn.Tanh(), torch.compile(last, backend="eager"))
+def embedded(numbers: int) -> nn.Module:
+    return nn.Sequential(nn.Embedding(400, 16), nn.Flatten(), nn.Linear(numbers * 16, D))
 
 
 def numbers(n: int) -> Tensor:
@@ -117,30 +86,28 @@ def loaders(draw: Callable[[int], Tensor] = numbers) -> tuple[Loader, Loader]:
     return both[0], both[1]
 
 
-def run(network: nn.Module, both: tuple[Any, Any] | None = None, **options: Any) -> immunize.Immunized:
-    settings: dict[str, Any] = {"trainable": ["last"], "steps": 20, "learning_rate": 3e-3} | options
-    return immunize.immunize(network, nn.Linear(D, CLASSES), *(both or loaders()), **settings)
+def run(network: nn.Module, *both: Any, **options: Any) -> immunize.Immunized:
+    return immunized((network, nn.Linear(D, CLASSES)), *(both or loaders()), **{"steps": 20} | options)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     ("new", "draw", "trainable"),
     [
-        (Masked, tokens, "last"),
-        (Tied, numbers, "last"),
-        (Writing, numbers, "last"),
-        (Keeping, numbers, "last"),
-        (compiled, numbers, "2"),
-        (lambda: nn.Sequential(nn.Embedding(400, 16), nn.Linear(16, D)), lambda n: torch.randint(400, (n,)), "1"),
+        (layers, numbers, "last"),
+        (masked, tokens, "last"),
+        (tied, numbers, "last"),
+        (lambda: layers(lambda net, x: one_by_one(net, x.mul_(2).sub_(1))), numbers, "last"),  # writes into its inputs
+        (keeping, numbers, "last"),
+        (compiled_in_part, numbers, "last"),
+        (lambda: torch.compile(layers(), backend="eager"), numbers, "last"),
+        (lambda: embedded(1), lambda n: torch.randint(400, (n,)), "2"),  # one number a row
+        (lambda: embedded(9), tokens, "0"),
     ],
-    ids=["masked", "tied", "writing", "keeping", "compiled", "one number a row"],
 )
-def test_ratios_are_those_of_the_whole_network(
-    new: Callable[[], nn.Module], draw: Callable[[int], Tensor], trainable: str
-) -> None:
-    both = loaders(draw)
-    network = new()
-    found = run(network, copy.deepcopy(both), trainable=[trainable])
+def test_ratios_are_those_of_the_whole_network(new: Any, draw: Any, trainable: str) -> None:
+    both, network = loaders(draw), new()
+    found = run(network, *copy.deepcopy(both), trainable=trainable)
     with torch.no_grad():
         spectra = [
             immunize.spectrum_of(torch.cat([net(x.clone()) for x, _ in rows]).double())
@@ -150,12 +117,13 @@ def test_ratios_are_those_of_the_whole_network(
     expected, told = immunize.immunization_ratio(*spectra, estimator="ridge"), found.ratios["ridge"].ratio
     assert told.ratio_harmful == pytest.approx(expected.ratio_harmful, rel=1e-5)
     assert told.ratio_pretrain == pytest.approx(expected.ratio_pretrain, rel=1e-5)
+    assert told.ratio_harmful != pytest.approx(1, rel=1e-5)
 
 
 def test_a_cut_network_refuses_what_its_second_part_would_not_know_of() -> None:
-    net = DeepExtractor.from_module(Masked().eval(), nn.Linear(D, CLASSES), ["first"], example=tokens(8))
+    net = DeepExtractor.from_module(masked().eval(), nn.Linear(D, CLASSES), ["first"], example=tokens(8))
     assert not net.split  # the mask is used behind
-    net = DeepExtractor.from_module(Net().eval(), nn.Linear(D, CLASSES), ["last"], example=numbers(8))
+    net = DeepExtractor.from_module(layers().eval(), nn.Linear(D, CLASSES), ["last"], example=numbers(8))
     with pytest.raises(ValueError, match="inputs of one size"):
         net(torch.randn(8, 2, 20))
 
@@ -174,39 +142,38 @@ def test_what_is_made_of_a_tensor_is_known_however_it_is_used() -> None:
         assert asked.told
 
 
-def once(rows: Loader) -> Any:
-    passes: list[None] = []
-
-    class Once:
-        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-            passes.append(None)
-            return iter(rows if len(passes) == 1 else [])
-
-    return Once()
-
-
 @pytest.mark.parametrize(
     ("network", "options", "says"),
     [
-        (Closed(), {}, "no gradient reaches it"),
-        (Chunked(32), {}, "in parts"),
-        (Chunked(4), {}, "in parts"),
-        (torch.jit.script(nn.Sequential(*parts())), {"trainable": ["1"]}, "TorchScript"),
-        (Net(), {"both": (loaders()[0], once(loaders()[1]))}, "harmful_loader gave no batch"),
+        (layers(torch.no_grad()(one_by_one)), {}, "no gradient reaches it"),
+        (chunked(32), {}, "in parts"),
+        (chunked(4), {}, "in parts"),
+        (torch.jit.script(embedded(1)), {"trainable": ["2"]}, "TorchScript"),
     ],
-    ids=["without gradients", "in parts", "in small parts", "scripted", "one pass"],
 )
 def test_what_cannot_be_immunized_is_told(network: nn.Module, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         run(network, **options)
 
 
+def test_a_loader_that_can_be_read_once_is_told() -> None:
+    pretrain, harmful = loaders()
+    passes = iter([harmful])
+
+    class Once:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            return iter(next(passes, []))
+
+    with pytest.raises(UserError, match="harmful_loader gave no batch"):
+        run(layers(), pretrain, Once())
+
+
 @pytest.mark.parametrize("method", ["censor", "simulated", "contract"])
 def test_a_network_that_collapses_has_diverged(method: str) -> None:
     torch.manual_seed(1)
-    network = nn.Sequential(*parts(), nn.ReLU())
+    network = layers(lambda net, x: net.last(net.first(x)).relu())
     with pytest.raises(DivergedError):
-        run(network, method=method, trainable=["1"], learning_rate=1e4)
+        run(network, method=method, learning_rate=1e4)
 
 
 def test_ctrl_c_is_a_keyboard_interrupt() -> None:
@@ -223,4 +190,4 @@ def test_ctrl_c_is_a_keyboard_interrupt() -> None:
 
     handled = signals_handled({signal.SIGINT: signal.default_int_handler})  # what starts in the background ignores it
     with handled, pytest.raises(KeyboardInterrupt):
-        run(Net(), (pretrain, Pressed()), steps=1000)
+        run(layers(), pretrain, Pressed(), steps=1000)
