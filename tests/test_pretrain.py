@@ -42,21 +42,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return folder, pretrain.run(composed(*SMALL), folder, quiet=True)
 
 
-def test_it_learns_and_says_so(trained: Run) -> None:
+def test_it_learns_and_a_run_that_takes_the_checkpoint_finds_the_same_accuracy(trained: Run, tmp_path: Path) -> None:
     folder, record = trained
     assert read_record(folder)["accuracy"] == record["accuracy"] > 80  # of five classes
     assert record["steps"] == 6 * (record["data"]["images"]["fit"] // 64)
-
-
-def test_training_takes_the_checkpoint_and_finds_the_same_accuracy(trained: Run, tmp_path: Path) -> None:
-    folder, record = trained
-    run = run_tiny_deep(
-        tmp_path,
-        "model.kwargs.channels=[8,8,16,16]",
-        f"model.checkpoint={folder / CHECKPOINT}",
-        "objective.max_steps=1",
-        "pretrain._target_=immunize.data.digits.Digits",
-    )
+    of_run = (SMALL[0], "objective.max_steps=1", "pretrain._target_=immunize.data.digits.Digits")
+    run = run_tiny_deep(tmp_path, *of_run, f"model.checkpoint={folder / CHECKPOINT}")
     assert run["pretrain_accuracy"]["before"] == pytest.approx(record["accuracy"], abs=1e-9)
 
 
@@ -85,15 +76,13 @@ def test_sigterm_then_resume_is_bit_equal_whatever_processes_read_the_images(
     folder, alone = dropped
     after = at["epoch"] * alone["steps"] // 3 + at["step"]
     with killed(monkeypatch, "immunize.training.callbacks.Progress", after):
-        pretrain.run(composed(*FEW, *DROPPING), tmp_path / "ended", quiet=True)
-    assert read_record(tmp_path / "ended")["status"] == "interrupted"
-    again = composed(*FEW, *DROPPING, "resume=true", f"workers={workers}")
-    resumed = pretrain.run(again, tmp_path / "ended", quiet=True)
+        pretrain.run(composed(*FEW, *DROPPING), tmp_path, quiet=True)
+    assert read_record(tmp_path)["status"] == "interrupted"
+    resumed = pretrain.run(composed(*FEW, *DROPPING, "resume=true", f"workers={workers}"), tmp_path, quiet=True)
     assert resumed["training"]["resumed"].items() >= at.items()
-    assert resumed["steps"] == alone["steps"]
-    assert resumed["accuracy"] == alone["accuracy"]
-    assert same_weights(folder, tmp_path / "ended")
-    assert not (tmp_path / "ended" / TRAINING).exists()
+    assert all(resumed[name] == alone[name] for name in ("steps", "accuracy"))
+    assert same_weights(folder, tmp_path)
+    assert not (tmp_path / TRAINING).exists()
 
 
 def test_the_learning_rate_falls_to_its_end_also_where_a_step_is_made_of_several_batches() -> None:
@@ -138,9 +127,7 @@ def test_a_finished_training_is_not_done_again_but_another_is(dropped: Run) -> N
         pretrain.run(composed(*again, "epochs=2"), folder, quiet=True)
 
 
-def test_it_does_not_train_on_the_images_that_a_run_is_judged_by(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_does_not_train_on_images_that_judge_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained_on: list[set[int]] = []
 
     def noting(images: ImageSet, *rest: Any, **options: Any) -> Any:
@@ -149,15 +136,13 @@ def test_it_does_not_train_on_the_images_that_a_run_is_judged_by(
 
     monkeypatch.setattr("immunize.data.images.pair.stream_loader", noting)
     for fraction in (0.0, 0.2):
-        run_folder = tmp_path / str(fraction)
         settings = ("epochs=1", "seed=3", f"validation_fraction={fraction}")
-        pretrain.run(composed(*SMALL, *settings), run_folder, quiet=True)
+        pretrain.run(composed(*SMALL, *settings), tmp_path / str(fraction), quiet=True)
     pair = ImagePair(*map(DigitImages, ROLES), batch_size=8, validation_fraction=0.2, seed=3)
     pair.setup()
-    aside, stays = pair.validation("pretrain"), pair.splits("pretrain").fit
-    assert trained_on[1] == set(stays.rows.tolist())
-    assert not trained_on[1] & set(aside.rows.tolist())
-    assert trained_on[0] == trained_on[1] | set(aside.rows.tolist())
+    aside, stays = (set(of.rows.tolist()) for of in (pair.validation("pretrain"), pair.splits("pretrain").fit))
+    assert not stays & aside
+    assert trained_on == [stays | aside, stays]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +150,6 @@ def test_it_does_not_train_on_the_images_that_a_run_is_judged_by(
     [
         ("model=linear", "no network"),
         ("validation_fraction=0.001", "into 601 and 1"),
-        ("workers=-1", "workers"),
         ("pretrain=housing", "no images"),
         ("pretrain._target_=collections.OrderedDict", "pretrain._target_ has to make a SourceBase"),
         ("trainer.devices=2", "one process"),
