@@ -15,6 +15,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from immunize.data import ROLES
 from immunize.features import DeepExtractor, Features, preconditioned_features
 from immunize.objective import Objective, deep, gather_rows, task_loss
 from immunize.objective.censor import Censor
@@ -23,9 +24,9 @@ from immunize.objective.imma import Imma
 from immunize.objective.opt_kappa import OptKappa
 from immunize.objective.ours import Ours
 from immunize.objective.simulated import SimulatedFineTuning
-from immunize.spectrum import immunization_ratio, spectrum_of
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance
+from immunize.training.module import Batch
 
 N, D, CLASSES = 8, 12, 3
 PRECONDITIONED = "ours at features"
@@ -41,17 +42,10 @@ METHODS = {
 }
 
 
-class Sum(nn.Module):
-    """What Lightning's DDP wraps: the weighted sum of the terms."""
-
-    def __init__(self, module: DeepModule) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, batch: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        objective = self.module.objective
-        terms = objective.terms(self.module.step_of(batch))
-        return torch.stack([objective.weights[name] * term for name, term in terms.items()]).sum()
+def weighted(module: DeepModule, batch: Batch) -> torch.Tensor:
+    """The weighted sum of the terms."""
+    terms = module.objective.terms(module.step_of(batch))
+    return torch.stack([module.objective.weights[name] * term for name, term in terms.items()]).sum()
 
 
 def step(method: str, rank: int, world: int) -> dict[str, Any]:
@@ -66,29 +60,34 @@ def step(method: str, rank: int, world: int) -> dict[str, Any]:
             net.head.weight.mul_(1.5)
             backbone[2].weight.mul_(1.5)
     data = torch.Generator().manual_seed(2)
-    batch, features = {}, []
-    for role in ("pretrain", "harmful"):
+    batch: Batch = {}
+    features = []
+    for role in ROLES:
         x, y = torch.randn(N, 6, dtype=torch.float64, generator=data), torch.arange(N) % CLASSES
         batch[role] = (x[rank::world], y[rank::world])
         features.append(Features(net(x).detach(), y))
     objective.prepare(net, [features[1].y], lambda: features)
     if method.startswith("ours"):
         GradientBalance(3).balance(module, batch)
-    wrapped = DistributedDataParallel(Sum(module), find_unused_parameters=True)
+    module.forward = partial(weighted, module)  # type: ignore[method-assign]
+    wrapped = DistributedDataParallel(module, find_unused_parameters=True)  # as Lightning wraps it
     loss = wrapped(batch)
     loss.backward()
     mean = loss.detach().clone()
     distributed.all_reduce(mean)
-    with torch.no_grad():
-        spectra = [spectrum_of(gather_rows(net(batch[role][0]))) for role in batch]
-        for parameter in net.parameters():
-            if parameter.grad is not None:
-                parameter.sub_(parameter.grad, alpha=0.1)
-        after = [spectrum_of(gather_rows(net(batch[role][0]))) for role in batch]
-    ratio = immunization_ratio(after[0], after[1], spectra[0], spectra[1])
+    before = kappas(net, batch)
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    after = kappas(net, batch)
     gradients = {n: p.grad.flatten().tolist() for n, p in module.named_parameters() if p.grad is not None}
-    numbers = {"loss": float(mean) / world, "kappa": ratio.kappa_harmful.value, "rir": ratio.rir}
+    rir = after[1] / before[1] * before[0] / after[0]
+    numbers = {"loss": float(mean) / world, "kappa": after[1], "rir": rir}
     return {"gradients": gradients, "weights": objective.weights, **numbers}
+
+
+@torch.no_grad()
+def kappas(net: DeepExtractor, batch: Batch) -> list[float]:
+    """κ of both Hessians, of the features of all processes."""
+    return [float(torch.linalg.cond(gather_rows(net(x))) ** 2) for x, _ in batch.values()]
 
 
 def main(out: Path, rank: int, world: int) -> None:
