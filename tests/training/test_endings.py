@@ -6,7 +6,7 @@ import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from immunize.files import held
 from immunize.objective import Step
 from immunize.objective.ours import Ours
 from immunize.pipeline import experiment
-from immunize.records import FIGURE, diverged_cross_fit, read_record
+from immunize.records import FIGURE, diverged_cross_fit, read_record, without
 from immunize.report import show_record
 from immunize.sweeping import value_of
 from tests.composing import SGD, D, run_tiny, theta_of
@@ -73,27 +73,32 @@ def cross_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
 TERMS = {"ours": {"task", "well", "ill"}, "well_only": {"well"}, "none": {"task"}}
 
 
-@pytest.mark.parametrize(("name", "value"), [("task", math.nan), ("well", math.inf), ("ill", -math.inf)])
-def test_non_finite_term_is_named_and_the_parameters_of_the_last_step_with_finite_terms_are_kept(
-    name: str, value: float, tmp_path: Path, at_step: Changed
-) -> None:
-    run_tiny(tmp_path / "short", "objective.epochs=4")
-    at_step(5, spoil(name, value))
+def interrupt(terms: Terms) -> Terms:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("name", "value"), [("task", math.nan), ("well", math.inf), ("ill", -math.inf), ("", 0.0)])
+def test_the_last_good_parameters_are_kept(name: str, value: float, tmp_path: Path, at_step: Changed) -> None:
+    """Of a term that is not finite, which is named, those of the step before; of Ctrl-C those that were reached."""
+    run_tiny(tmp_path / "short", f"objective.epochs={4 if name else 5}")
+    handler = signal.getsignal(signal.SIGINT)
+    at_step(5, spoil(name, value) if name else interrupt)
     record = run_tiny(tmp_path / "run")
-    assert record["status"] == "diverged"
-    assert record["training"]["fit"]["diverged"] == {"step": 5, "term": name, "value": str(value)}
+    assert record["status"] == ("diverged" if name else "interrupted")
+    found = {"step": 5, "term": name, "value": str(value)} if name else None
+    assert record["training"]["fit"].get("diverged") == found
     assert record["training"]["fit"]["steps"] == 5
     assert strict_json(tmp_path / "run" / "record.json") == read_record(tmp_path / "run")
     assert torch.equal(theta_of(tmp_path / "run"), theta_of(tmp_path / "short"))
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"record.json", "checkpoint.safetensors"}
     assert "metrics" not in record
     assert {"config", "config_hash", "data_hash", "seconds", "git_commit", "versions"} <= record.keys()
+    assert signal.getsignal(signal.SIGINT) is handler  # Lightning has Ctrl-C ignored from then on
 
 
 @pytest.mark.usefixtures("cross_fitted")
-def test_a_cross_fit_that_diverges_costs_the_held_out_numbers_alone(
-    tmp_path: Path, at_step: Changed, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cross_fit_that_diverges(tmp_path: Path, at_step: Changed, capsys: pytest.CaptureFixture[str]) -> None:
+    """It costs the held-out numbers alone."""
     whole = run_tiny(tmp_path / "whole")
     assert whole["metrics"].keys() == {"fit", "held_out"}
     assert diverged_cross_fit(whole) is None
@@ -107,16 +112,12 @@ def test_a_cross_fit_that_diverges_costs_the_held_out_numbers_alone(
     for key in ("metrics", "separability", "steps_to_norm_ratio", "spectra"):
         assert record[key] == {"fit": whole[key]["fit"]}
     assert record["curves"]["norm_ratio"] == {"fit": whole["curves"]["norm_ratio"]["fit"]}
-    assert record["verdicts"] == {key: value for key, value in whole["verdicts"].items() if key != "held_out"}
+    assert record["verdicts"] == without(whole["verdicts"], "held_out")
     assert torch.equal(theta_of(tmp_path / "run"), theta_of(tmp_path / "whole"))
     assert (tmp_path / "run" / FIGURE).is_file()
-
-    stored = read_record(tmp_path / "run")
-    assert stored["status"] == "finished"
-    assert value_of(stored) == stored["metrics"]["fit"]["spectrum"]["rir"]
+    assert value_of(read_record(tmp_path / "run")) == record["metrics"]["fit"]["spectrum"]["rir"]
     assert evaluate.run(tmp_path / "run")[1] == []
-    capsys.readouterr()
-    show_record(stored)
+    show_record(record)
     assert "no held-out numbers: the cross-fit diverged in step 5: ill became inf" in capsys.readouterr().out
 
 
@@ -152,59 +153,42 @@ def test_enormous_learning_rates_end_as_divergence(method: str, more: list[str],
 
 
 @pytest.mark.parametrize(("term", "rate", "well", "ill"), [("well", "1", "1e290", "1"), ("ill", "1e300", "0", "1e9")])
-def test_term_with_the_overflowing_gradient_is_the_one_named(
-    term: str, rate: str, well: str, ill: str, tmp_path: Path
-) -> None:
+def test_term_of_the_overflowing_gradient_is_named(term: str, rate: str, well: str, ill: str, tmp_path: Path) -> None:
     weights = (f"objective.lambda_well={well}", f"objective.lambda_ill={ill}")
     record = run_tiny(tmp_path, *SGD, f"objective.learning_rate={rate}", *weights)
     assert record["training"]["fit"]["diverged"]["term"] == term
 
 
-def interrupt(terms: Terms) -> Terms:
-    raise KeyboardInterrupt
-
-
-def test_ctrl_c_within_a_step_keeps_what_was_reached(tmp_path: Path, at_step: Changed) -> None:
-    run_tiny(tmp_path / "short", "objective.epochs=7")
-    handler = signal.getsignal(signal.SIGINT)
-    at_step(7, interrupt)
-    record = run_tiny(tmp_path / "run")
-    assert record["status"] == "interrupted"
-    assert record["training"]["fit"]["steps"] == 7
-    assert "metrics" not in record
-    assert read_record(tmp_path / "run")["status"] == "interrupted"
-    assert torch.equal(theta_of(tmp_path / "run"), theta_of(tmp_path / "short"))
-    assert signal.getsignal(signal.SIGINT) is handler  # Lightning has Ctrl-C ignored from then on
-
-
 def test_ctrl_c_during_the_evaluation_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def evaluate(*args: Any, **kwargs: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("immunize.pipeline.linear.evaluate_part", evaluate)
+    monkeypatch.setattr("immunize.pipeline.linear.evaluate_part", Mock(side_effect=KeyboardInterrupt))
     record = run_tiny(tmp_path)
     assert record["status"] == "interrupted"
     assert record["training"]["fit"]["steps"] == 30
     assert theta_of(tmp_path).shape == (D, D)
 
 
-def test_a_figure_that_cannot_be_drawn_does_not_cost_the_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full_disk(*_: object) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr("immunize.report.curves.norm_ratio_figure", full_disk)
+def test_a_figure_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It does not cost the record."""
+    monkeypatch.setattr("immunize.report.curves.norm_ratio_figure", Mock(side_effect=OSError("no space left")))
     run_tiny(tmp_path, "figure=true")
     assert read_record(tmp_path)["status"] == "finished"
     assert "no space left" in caplog.text
 
 
+@pytest.mark.usefixtures("cross_fitted")
+def test_a_selection_is_measured_on_rows_set_aside_without_a_cross_fit(tmp_path: Path) -> None:
+    record, other = (run_tiny(tmp_path / seed, "selection=validation", f"seed={seed}") for seed in "01")
+    assert record["training"].keys() == {"fit"}
+    assert record["held_out_protocol"] is None
+    assert record["metrics"].keys() == {"fit", "validation"}
+    assert record["data"]["pretrain"]["fit_rows"] == 32  # of 40
+    assert evaluate.run(tmp_path / "0")[1] == []
+    assert record["metrics"]["validation"] != other["metrics"]["validation"]
+
+
 def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
-    with (
-        held(tmp_path, AssertionError()),
-        pytest.raises(UserError, match=r"another run is at work in .*hydra\.run\.dir"),
-    ):
+    told = pytest.raises(UserError, match=r"another run is at work in .*hydra\.run\.dir")
+    with held(tmp_path, AssertionError()), told:
         run_tiny(tmp_path)
     assert not list(tmp_path.iterdir())
     assert run_tiny(tmp_path)["status"] == "finished"
