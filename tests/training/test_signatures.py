@@ -31,14 +31,14 @@ def rows(sigma: Sequence[float] = SPREAD, seed: int = 1) -> Tensor:
     return ref.features_with_eigenvalues(list(sigma), N, D, seed)
 
 
+D_P, D_H = rows(seed=1), rows(seed=2)
+
+
 class Watched:
     """A pair of data sets and the signatures found on it."""
 
-    def __init__(self, pretrain: Tensor | None = None, harmful: Tensor | None = None, *, quiet: bool = False) -> None:
-        self.x: dict[Role, Tensor] = {
-            "pretrain": rows(seed=1) if pretrain is None else pretrain,
-            "harmful": rows(seed=2) if harmful is None else harmful,
-        }
+    def __init__(self, pretrain: Tensor = D_P, harmful: Tensor = D_H, *, quiet: bool = False) -> None:
+        self.x: dict[Role, Tensor] = {"pretrain": pretrain, "harmful": harmful}
         self.signatures = FailureSignatures(self.x, {"pretrain": N, "harmful": N}, "fit", quiet=quiet)
         self.step = 0
 
