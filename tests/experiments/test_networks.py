@@ -33,9 +33,7 @@ def of_front(record: dict[str, Any], setting: Any, seed: int) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_row_is_the_mean_of_the_seeds_and_the_front_is_what_nothing_beats(
-    finished_network: Path, tmp_path: Path
-) -> None:
+def test_a_row_is_a_mean_of_seeds_and_the_front_what_nothing_beats(finished_network: Path, tmp_path: Path) -> None:
     stored: dict[str, Any] = json.loads((finished_network / RECORD).read_text())
     records = []
     for setting in OF_FRONT:  # two seeds of each, changed from one real run

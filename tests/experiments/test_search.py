@@ -19,116 +19,82 @@ from tests.report.making import written
 from tests.tampering import csv_rows
 
 ROOT = Path(__file__).parents[2]
-METHODS = ("closed_form", "ill_only", "imma", "none", "opt_kappa", "ours", "well_only")
+METHODS = {"closed_form", "ill_only", "imma", "none", "opt_kappa", "ours", "well_only"}
 """Of Tables 1 and 2, what `experiment=table1` sweeps over."""
-TUNED = sorted((ROOT / "conf" / "objective" / "tuned").glob("*/*.yaml"))
 
 
-MADE = {
-    "git_commit": "c0ffee",
-    "started": "2030-01-01T00:00:00Z",
-    "hardware": {"processor": "P", "cores": 2, "memory_gib": 4},
-}
+MADE = {"git_commit": "c0ffee", "started": "2030-01-01T00:00:00Z"}
+MADE |= {"hardware": {"processor": "P", "cores": 2, "memory_gib": 4}}
 """Where and when."""
 
 
-def record(
-    method: str, seed: int, rir: float | None, reduced: bool = True, ratio_pretrain: float = 0.5, **settings: float
-) -> dict[str, Any]:
-    inner = {"inner_learning_rate": settings.pop("inner")} if "inner" in settings else {}
+def record(method: str, seed: int, rir: float | None, ratio_pretrain: float = 0.5, **settings: float) -> dict[str, Any]:
+    """Of a reduced search. RIR is None where κ is infinite, NaN where the run diverged."""
+    own = {name: settings.pop(name) for name in ("inner_learning_rate",) if name in settings}
     objective = {"learning_rate": 0.015, "lambda_ill": 1e12, "validation_fraction": 0.2} | settings
-    found: dict[str, Any] = MADE | {
-        "status": "finished" if rir is None or not math.isnan(rir) else "diverged",
-        "method": method,
-        "seed": seed,
-        "harmful": "housing",
-        "seconds": 1.5,
-        "config": {
-            "experiment": {"name": "search_housing", "reduced": reduced},
-            "objective": objective,
-            "method": {"name": method} | inner,
-            "harmful": {"_target_": "Housing"},
-        },
-    }
-    if found["status"] == "finished":
-        others = {name: {"rir": 1.0} for name in search.BESIDE}
-        found["metrics"] = {
-            "fit": {name: {"rir": 1e9} for name in (*search.DECIDES, *search.BESIDE)},
-            "validation": {name: {"rir": rir, "ratio_pretrain": ratio_pretrain} for name in search.DECIDES} | others,
-        }
-    return found
+    experiment = {"name": "search_housing", "reduced": True}
+    config = {"experiment": experiment, "objective": objective, "method": own, "harmful": {}}
+    found = MADE | {"method": method, "seed": seed, "harmful": "housing", "seconds": 1.5, "config": config}
+    if rir is not None and math.isnan(rir):
+        return found | {"status": "diverged"}
+    validation = {name: {"rir": rir, "ratio_pretrain": ratio_pretrain} for name in search.DECIDES}
+    validation |= {name: {"rir": 1.0} for name in search.BESIDE}
+    fit = {name: {"rir": 1e9} for name in search.LOGS}
+    return found | {"status": "finished", "metrics": {"fit": fit, "validation": validation}}
 
 
-def best(*records: dict[str, Any]) -> dict[str, Any]:
-    """The configuration that is chosen for the only method."""
-    ((_, row),) = search.best_of(search.trials_of(list(records))).iterrows()
-    return dict(row)
+NAN, HARDER, EASIER = math.nan, {"ratio_pretrain": 1.5}, {"ratio_pretrain": 1e-3}
 
 
-def test_largest_mean_log_rir_wins_and_a_divergence_is_the_worst() -> None:
+@pytest.mark.parametrize(
+    ("trials", "best"),  # of each λ_H the RIR of every seed, and what (ii) is if not 0.5
+    [
+        # mean log 2.3; 1.15, although the mean RIR is 5,000; a divergence is the worst
+        ([(1e11, [10.0, 10.0], {}), (1e12, [1e4, 0.001], {}), (1e13, [1e9, NAN], {})], 1e11),
+        # where every one has failed the fewest failures win
+        ([(1e11, [NAN, NAN], {}), (1e12, [None, 1.0], {}), (1e13, [NAN, 2.0], {})], 1e13),
+        # no RIR makes up for a harder pretraining task, but for a still harder one
+        ([(1e11, [2.0], {}), (1e13, [1e6], HARDER)], 1e11),
+        ([(1e11, [2.0], {"ratio_pretrain": 3.0}), (1e13, [1e6], HARDER)], 1e13),
+        # (a) comes first: (i) is RIR·(ii), which is 1 of an easier D_P, 1.9 of RIR 3.8 and 2.1 of 4.2
+        ([(1e11, [1e3], EASIER), (1e12, [3.8], {}), (1e13, [4.2], {}), (1e14, [1e6], HARDER)], 1e13),
+        ([(1e11, [1e3], EASIER), (1e12, [3.8], {}), (1e14, [1e6], HARDER)], 1e11),  # of none with (a) the largest RIR
+    ],
+)
+def test_what_immunizes_comes_first_then_what_spares_d_p(trials: list[Any], best: float) -> None:
+    """Then the largest mean log RIR."""
     records = [
-        *(record("ours", seed, rir, lambda_ill=1e11) for seed, rir in ((0, 10.0), (1, 10.0))),  # mean log 2.3
-        *(record("ours", seed, rir, lambda_ill=1e12) for seed, rir in ((0, 1e4), (1, 0.001))),  # 1.15, mean RIR 5,000
-        *(record("ours", seed, rir, lambda_ill=1e13) for seed, rir in ((0, 1e9), (1, math.nan))),
+        record("ours", seed, rir, lambda_ill=weight, **of)
+        for weight, rirs, of in trials
+        for seed, rir in enumerate(rirs)
     ]
-    trials = search.trials_of(records)
-    assert trials["objective.lambda_ill"].tolist() == [1e11, 1e12, 1e13]
-    assert trials["score"].tolist() == pytest.approx([math.log(10), math.log(10) / 2, -math.inf])
-    assert best(*records)["objective.lambda_ill"] == 1e11
-
-
-def test_no_rir_makes_up_for_a_harder_pretraining_task() -> None:
-    harder = record("ours", 0, 1e6, lambda_ill=1e13, ratio_pretrain=1.5)
-    assert best(record("ours", 0, 2.0, lambda_ill=1e11), harder)["objective.lambda_ill"] == 1e11
-    lesser = best(record("ours", 0, 2.0, lambda_ill=1e11, ratio_pretrain=3.0), harder)
-    assert lesser["objective.lambda_ill"] == 1e13, "the lesser evil"
-
-
-def test_what_immunizes_comes_before_a_larger_rir() -> None:
-    """(a): log (i) is log RIR + log (ii), so (i) is 1.9 of RIR 3.8 with (ii) 0.5, and 2.1 of 4.2."""
-    easier = record("ours", 0, 1e3, lambda_ill=1e11, ratio_pretrain=1e-3)  # (i) is 1: all of it from an easier D_P
-    nearly, immunized = (record("ours", 0, rir, lambda_ill=weight) for rir, weight in ((3.8, 1e12), (4.2, 1e13)))
-    harder = record("ours", 0, 1e6, lambda_ill=1e14, ratio_pretrain=1.5)  # (a) without (b)
-    assert best(easier, nearly, immunized, harder)["objective.lambda_ill"] == 1e13
-    assert best(easier, nearly, harder)["objective.lambda_ill"] == 1e11, (
-        "of none that immunizes the largest RIR with (b)"
-    )
-
-
-def test_where_every_configuration_failed_the_fewest_failures_win() -> None:
-    rirs = {1e11: (math.nan, math.nan), 1e12: (None, 1.0), 1e13: (math.nan, 2.0)}
-    records = [record("ours", seed, pair[seed], lambda_ill=value) for value, pair in rirs.items() for seed in (0, 1)]
-    assert best(*records)["objective.lambda_ill"] == 1e13
+    assert search.best_of(search.trials_of(records))["objective.lambda_ill"].tolist() == [best]
 
 
 def test_search_that_is_not_complete_chooses_nothing(tmp_path: Path) -> None:
-    whole = [record("ours", seed, 2.0, lambda_ill=value) for value in (1e11, 1e12) for seed in (0, 1)]
+    *most, last = [record("ours", seed, 2.0, lambda_ill=value) for value in (1e11, 1e12) for seed in (0, 1)]
     with pytest.raises(SystemExit, match="not complete"):
-        search.trials_of(whole[:-1])
+        search.trials_of(most)
     with pytest.raises(SystemExit, match="no record"):
         search.own_records(tmp_path)
-    written(whole[:-1], tmp_path, own=len(whole))
-    with pytest.raises(SystemExit, match="not complete: 3 of 4 runs are over"):
-        search.own_records(tmp_path)
-    written([*whole[:-1], whole[-1] | {"status": "interrupted"}], tmp_path, own=len(whole))
-    with pytest.raises(SystemExit, match="not complete: 3 of 4 runs are over"):
-        search.own_records(tmp_path)
+    for records in (most, [*most, last | {"status": "interrupted"}]):
+        written(records, tmp_path, own=4)
+        with pytest.raises(SystemExit, match="not complete: 3 of 4 runs are over"):
+            search.own_records(tmp_path)
 
 
 @pytest.fixture
 def outcome(tmp_path: Path) -> Path:
     """What `main` writes for a reduced search over two methods, one of whose records belongs to an earlier sweep."""
     records = [record("ours", 0, rir, lambda_ill=value) for value, rir in ((1e11, 2.0), (1e12, 5.0))]
-    records += [record("imma", 0, rir, inner=value) for value, rir in ((0.001, 3.0), (0.1, 1.0))]
+    records += [record("imma", 0, rir, inner_learning_rate=value) for value, rir in ((0.001, 3.0), (0.1, 1.0))]
     records += [record("ours", 0, 1e9, lambda_ill=1e13)]
     written(records, tmp_path / "runs", own=4)
     search.run(["experiment=search_housing", f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'out'}"])
     return tmp_path / "out"
 
 
-def test_a_reduced_search_tells_of_every_configuration_and_its_rows_set_beside_it_what_was_searched(
-    outcome: Path,
-) -> None:
+def test_a_reduced_search_tells_of_every_configuration_and_its_rows_set_what_was_searched(outcome: Path) -> None:
     lines, readme = ((outcome / name).read_text() for name in ("results.csv", "README.md"))
     assert len(lines.splitlines()) == 1 + 4  # the record of an earlier sweep does not count
     assert [line.split(",")[0] for line in lines.splitlines() if line.endswith(",yes")] == ["ours", "imma"]
@@ -148,7 +114,10 @@ def test_a_method_searched_again_alone_leaves_the_others(outcome: Path, tmp_path
     before = (outcome / "README.md").read_text(), (outcome / "results.csv").read_text()
     search.run([*given, f"runs={tmp_path / 'runs'}"])
     assert ((outcome / "README.md").read_text(), (outcome / "results.csv").read_text()) == before, "all was searched"
-    again = [record("imma", 0, rir, inner=value) | {"git_commit": "beef"} for value, rir in ((1.0, 2.0), (2.0, 7.0))]
+    again = [
+        record("imma", 0, rir, inner_learning_rate=value) | {"git_commit": "beef"}
+        for value, rir in ((1.0, 2.0), (2.0, 7.0))
+    ]
     (outcome / "tuned" / "linear_housing" / "ours.yaml").unlink()
     search.run([*given, f"runs={written(again, tmp_path / 'again', own=2)}"])
     assert (outcome / "results.csv").read_text().splitlines()[:3] == before[1].splitlines()[:3]
@@ -167,24 +136,16 @@ def test_numbers_are_numbers_in_yaml(value: float) -> None:
     assert OmegaConf.create(f"x: {search._number(value)}").x == value
 
 
-@pytest.mark.parametrize("data", ["housing", "mnist"])
-@pytest.mark.parametrize("method", ["ours", "imma"])
-def test_a_method_has_a_row_for_the_tables(data: str, method: str) -> None:
-    name = f"tuned/linear_{data}/{method}"
-    cfg = compose_config(f"experiment={'table1' if data == 'housing' else 'table2'}", f"method={method}")
-    row = compose_config(f"harmful={data}", f"method={method}", f"objective={name}")
-    assert cfg.objective == row.objective
-    assert cfg.method == row.method
-    assert cfg.objective.epochs >= 1
-
-
-def test_the_tables_sweep_over_the_methods_that_have_rows() -> None:
-    for data, experiment in (("housing", "table1"), ("mnist", "table2")):
-        swept = OmegaConf.load(ROOT / "conf" / "experiment" / f"{experiment}.yaml").hydra.sweeper.params.method
-        assert {name.strip() for name in swept.split(",")} == set(METHODS)
-        rows = {path.stem for path in TUNED if path.parent.name == f"linear_{data}"}
-        assert rows >= set(METHODS)
-        assert rows <= {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")}
+@pytest.mark.parametrize(("data", "experiment"), [("housing", "table1"), ("mnist", "table2")])
+def test_the_tables_sweep_over_the_methods_that_have_rows_and_take_them(data: str, experiment: str) -> None:
+    swept = OmegaConf.load(ROOT / "conf" / "experiment" / f"{experiment}.yaml").hydra.sweeper.params.method
+    assert {name.strip() for name in swept.split(",")} == METHODS
+    rows = {path.stem for path in (ROOT / "conf" / "objective" / "tuned" / f"linear_{data}").glob("*.yaml")}
+    assert METHODS <= rows <= {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")}
+    for method in ("ours", "imma"):
+        cfg = compose_config(f"experiment={experiment}", f"method={method}")
+        row = compose_config(f"harmful={data}", f"method={method}", f"objective=tuned/linear_{data}/{method}")
+        assert (cfg.objective, cfg.method) == (row.objective, row.method)
 
 
 def test_pairs_are_parsed() -> None:
@@ -204,23 +165,23 @@ RATE = "objective.learning_rate"
 def of_network(  # noqa: PLR0917
     method: str, value: float, rir: float | None, after: float = 50.0, seed: int = 0, harmful: str = "cars"
 ) -> dict[str, Any]:
+    objective = {"learning_rate": value, "validation_fraction": 0.2, "balance_every": 0}
+    own = {"budget": value} if method == "closed_form" else {}
     found: dict[str, Any] = MADE | {
-        "status": "diverged" if rir is None else "finished",
         **{"model": "resnet18", "method": method, "harmful": harmful, "seed": seed, "seconds": 90.0},
         "training": {"fit": {"steps": 89 if rir is None else 240}},
         "network": {"theta_0_sha256": f"{seed}" * 64},
-        "config": {
-            "objective": {"learning_rate": value, "validation_fraction": 0.2, "balance_every": 0},
-            "method": {"name": method} | ({"budget": value} if method == "closed_form" else {}),
-            "trainer": {},
-        },
+        "config": {"objective": objective, "method": {"name": method, **own}, "trainer": {}},
     }
-    if rir is not None:
-        numbers = {"rir": rir, "ratio_harmful": 7.0, "ratio_pretrain": 7.0 / rir}
-        found["metrics_groups"] = {"validation": {"spectrum": numbers}, "fit": {"spectrum": {"rir": 1e9}}}
-        found["pretrain_accuracy"] = {"before": 50.0, "after": after}
-        found["probe_accuracy"] = {"gd": {"harmful": {"immunized": {"300": 5.0}, "theta_0": {"300": 20.0}}}}
-    return found
+    if rir is None:
+        return found | {"status": "diverged"}
+    numbers = {"rir": rir, "ratio_harmful": 7.0, "ratio_pretrain": 7.0 / rir}
+    return found | {
+        "status": "finished",
+        "metrics_groups": {"validation": {"spectrum": numbers}, "fit": {"spectrum": {"rir": 1e9}}},
+        "pretrain_accuracy": {"before": 50.0, "after": after},
+        "probe_accuracy": {"gd": {"harmful": {"immunized": {"300": 5.0}, "theta_0": {"300": 20.0}}}},
+    }
 
 
 def chosen(*records: dict[str, Any]) -> list[float]:
@@ -269,22 +230,14 @@ def test_a_network_s_method_searched_again_alone_leaves_the_others(tmp_path: Pat
     assert kept == new
     assert [row[RATE] for row in after if row["method"] == "ours"] == ["1", "2"]
     assert "| `ours` | 240 | 0 | η in {1, 2} | 2 | 5 |" in (tmp_path / "out/README.md").read_text()
-
-
-@pytest.mark.parametrize("kept", ["of another θ_0", "which do not say"])
-def test_results_of_another_theta_0_are_not_kept(kept: str, tmp_path: Path) -> None:
-    given = ["experiment=search_table3_small", f"out={tmp_path}"]
-    first = [of_network("ours", 0.1, 10.0), of_network("imma", 0.1, 3.0)]
-    search_deep.run([*given, f"runs={written(first, tmp_path / 'runs', own=2)}"])
-    again, results = [of_network("ours", 0.2, 3.0)], tmp_path / "results.csv"
-    if kept == "of another θ_0":
-        again[0]["network"]["theta_0_sha256"] = "1" * 64
-    else:
-        results.write_text(results.read_text().replace("00000000", ""))
-    before = results.read_bytes()
-    with pytest.raises(UserError, match="not known to be of the θ_0 of resnet18, seed 0"):
-        search_deep.run([*given, f"runs={written(again, tmp_path / 'again', own=1)}", "keep=true"])
-    assert results.read_bytes() == before
+    results = tmp_path / "out" / "results.csv"
+    silent = results.read_text().replace("00000000", "")
+    for theta_0, there in (("1" * 64, results.read_text()), ("0" * 64, silent)):  # of another θ_0; which do not say
+        results.write_text(there)
+        runs = written([one | {"network": {"theta_0_sha256": theta_0}} for one in again], tmp_path / "again", own=2)
+        with pytest.raises(UserError, match="not known to be of the θ_0 of resnet18, seed 0"):
+            search_deep.run([*given, f"runs={runs}", "keep=true"])
+        assert results.read_text() == there
 
 
 @pytest.mark.parametrize("name", sorted(search_deep.LIMITS.keys() - {"search_table3"}))  # which nobody has run yet
