@@ -64,9 +64,7 @@ def arguments(sweep: Path, out: Path, *more: str, grid: Sequence[str] = GRID) ->
     return [*given, *more]
 
 
-def test_runs_share_the_cells_of_what_no_method_changes(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_share_what_no_method_changes(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = run(arguments(sweep, tmp_path / "out"))
     assert capsys.readouterr().out.splitlines()[-1] == str(out)
     records = load_attacks(out)
@@ -81,8 +79,10 @@ def test_runs_share_the_cells_of_what_no_method_changes(
     row = f"| cells | {2 * a_task * 4:,} computed; {2 * a_task * 2:,} known, of commit "
     assert row in (tmp_path / "page" / "README.md").read_text()
 
-    run(arguments(sweep, out, "harmful=synthetic"))
-    assert "0 of 2 runs are to be attacked" in capsys.readouterr().err
+    run(arguments(sweep, out, "harmful=synthetic", f"runs=nowhere,{sweep}"))
+    told = capsys.readouterr().err
+    assert "nowhere is not there" in told
+    assert "0 of 2 runs are to be attacked" in told
     run(arguments(sweep, out, grid=[*GRID[:-1], "tiers=[T0]"]))  # other settings replace the table's own records
     assert "2 of 2" in capsys.readouterr().err
     assert {tier for r in load_attacks(out) for tier in r["results"]["harmful"]["immunized"]} == {"T0"}
@@ -95,9 +95,7 @@ OUTDATED: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-def test_what_an_old_record_says_is_measured_again(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_old_record_is_measured_again(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = run(arguments(sweep, tmp_path))
     path = next(path for path in out.rglob(ATTACK_RECORD))
     for what, change in OUTDATED.items():
@@ -124,24 +122,19 @@ def test_the_first_of_every_pair_and_seed_goes_before_the_others() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["scale=large"], "there are linear, digits, small"),
-        (["workers=0"], "workers"),
-        (["seeds=a"], "seeds"),
-        (["pairs=00"], "two different digits"),
-        (["speed=1"], "speed"),
-        (["methods=imma"], "there is no finished run to attack"),
-        (["models=vit_small"], "there is no finished run to attack"),
+        ("scale=large", "there are linear, digits, small"),
+        ("workers=0", "workers"),
+        ("seeds=a", "seeds"),
+        ("pairs=00", "two different digits"),
+        ("speed=1", "speed"),
+        ("methods=imma", "there is no finished run to attack"),
+        ("models=vit_small", "there is no finished run to attack"),
+        ("runs=nowhere", "make the runs first"),
     ],
 )
-def test_bad_arguments_are_refused(sweep: Path, tmp_path: Path, more: list[str], words: str) -> None:
+def test_bad_arguments_are_refused(sweep: Path, tmp_path: Path, more: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        run(arguments(sweep, tmp_path, *more))
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match="make the runs first"):
-        run([f"runs={tmp_path / 'none'}", f"out={tmp_path}"])
-    assert "is not there" in capsys.readouterr().err
+        run(arguments(sweep, tmp_path, more))
 
 
 def test_a_run_that_cannot_be_attacked_is_named(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

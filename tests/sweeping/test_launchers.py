@@ -18,6 +18,7 @@ import pytest
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 
+from hydra_plugins import immunize_sweeps
 from immunize.processes import closing_pool
 from immunize.sweeping import launching
 from immunize.sweeping.job import Outcome
@@ -37,22 +38,14 @@ def test_a_program_of_others_imports_hardly_anything() -> None:
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["True"], "")
 
 
-def test_no_name_is_another_plugins() -> None:
+def test_no_name_is_another_plugins_and_each_hands_over_to_the_class_of_its_own() -> None:
     names = {path.stem for path in (ROOT / "conf" / "hydra" / "launcher").glob("*.yaml")}
     assert names == {"pool", "serial"}
-    ours = {
-        kind.__name__ for kind in Plugins.instance().discover() if kind.__module__ == "hydra_plugins.immunize_sweeps"
-    }
-    assert ours == {"GridSweeper", "PoolLauncher", "SerialLauncher"}
-
-
-def test_the_plugin_hands_over_to_the_class_of_its_name() -> None:
-    from hydra_plugins import immunize_sweeps
-    from immunize import sweeping
-
+    kinds = [kind for kind in Plugins.instance().discover() if kind.__module__ == immunize_sweeps.__name__]
+    assert {kind.__name__ for kind in kinds} == {"GridSweeper", "PoolLauncher", "SerialLauncher"}
     launcher = immunize_sweeps.PoolLauncher(n_jobs=3)
     assert isinstance(launcher, Launcher)
-    assert isinstance(launcher._own, sweeping.PoolLauncher)
+    assert isinstance(launcher._own, launching.PoolLauncher)
     assert launcher._own.n_jobs == 3
     with pytest.raises(TypeError, match="backend"):
         immunize_sweeps.PoolLauncher(n_jobs=3, backend="loky")
@@ -89,9 +82,8 @@ class Runs:
         return Outcome("finished", float(number))
 
 
-def test_a_death_while_the_next_run_is_looked_for_fails_what_was_handed_out_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_death_while_the_next_run_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails what was handed out as well."""
     pools: list[Any] = []
 
     @contextlib.contextmanager
@@ -100,28 +92,29 @@ def test_a_death_while_the_next_run_is_looked_for_fails_what_was_handed_out_as_w
             pools.append(made)
             yield made
 
-    def jobs() -> Iterator[launching.Job]:
-        yield launching.Job(DEADLY, ())
+    def jobs() -> Iterator[int]:
+        yield DEADLY
         (tmp_path / str(LONG)).touch()
         while not pools[0]._flags.broken:
             time.sleep(0.01)
-        yield from (launching.Job(number, ()) for number in (2, 3))
+        yield from (2, 3)
 
     monkeypatch.setattr(launching, "closing_pool", pool)
-    launcher = launching.PoolLauncher(n_jobs=1)
-    launcher.jobs = Runs(tmp_path)  # type: ignore[assignment]
-    found = {job.number: outcome.status for job, outcome in launcher.outcomes(jobs())}
+    found = {number: outcome.status for number, outcome in done_by(1, jobs(), tmp_path).items()}
     assert found == {DEADLY: "failed", 2: "finished", 3: "finished"}
 
 
 def test_a_death_fails_what_was_handed_out_and_nothing_else(tmp_path: Path) -> None:
-    launcher = launching.PoolLauncher(n_jobs=2)
-    launcher.jobs = Runs(tmp_path)  # type: ignore[assignment]
-    jobs = [launching.Job(number, ()) for number in range(6)]
-    found = {job.number: outcome for job, outcome in launcher.outcomes(iter(jobs))}
+    found = done_by(2, iter(range(6)), tmp_path)
     # 2 and 3 waited for a process, 4 and 5 were not handed out yet
-    handed_out = range(4)
-    assert {number: outcome.status for number, outcome in found.items()} == {
-        number: "failed" if number in handed_out else "finished" for number in range(6)
-    }
-    assert all("the same command does its runs again" in found[number].messages[0] for number in handed_out)
+    failed = {number for number, outcome in found.items() if outcome.status == "failed"}
+    assert failed == {0, 1, 2, 3}
+    assert {found[4].status, found[5].status} == {"finished"}
+    assert all("the same command does its runs again" in found[number].messages[0] for number in failed)
+
+
+def done_by(n_jobs: int, numbers: Iterator[int], folder: Path) -> dict[int, Outcome]:
+    launcher = launching.PoolLauncher(n_jobs)
+    launcher.jobs = Runs(folder)  # type: ignore[assignment]
+    jobs = (launching.Job(number, ()) for number in numbers)
+    return {job.number: outcome for job, outcome in launcher.outcomes(jobs)}
