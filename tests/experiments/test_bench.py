@@ -1,18 +1,152 @@
-"""The bench's command, and how it times one."""
+"""`make bench`: its command, how it times one, and one table of what the files hold.
+
+Limits are judged from the files, and what they were measured with stands beside them.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from experiments.bench import __main__ as bench
-from experiments.bench import machine
+from experiments.bench import attack, deep, machine, start, table
+from experiments.bench.machine import HERE, MACHINE, ROOT, read, write_csv
 from immunize import records
 from immunize.errors import UserError
+from immunize.report.loading import write_results
+from tests.composing import compose_config
+
+Row = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("where", "limit", "beyond", "words"),
+    [
+        (("start.csv", 0, "seconds"), 7.0, 7.1, "`python -m immunize.train`: start to exit"),
+        (("busy.csv", 1, "loops_ratio"), 2.5, 2.6, "commands beside a busy process a core (loops) against alone"),
+        (("mnist.csv", 0, "seconds"), 90.0, 90.1, "MNIST 0 → 1, `ours`, table 4: start to exit"),
+        (("mnist.csv", 1, "ms_a_step"), 5.0, 5.01, "default: a step"),
+        (("mnist.csv", 1, "rir_fit_released"), 100.0, 99.0, "the same: RIR on `fit`, `released`, beside table 4's"),
+        (("housing.csv", 0, "work_s"), 8.0, 8.1, "House Prices, `ours`, default: fit, cross-fit and measuring"),
+        (("deep_step.csv", 0, "ratio"), 1.1, math.nan, "`resnet18_64px`: a step with regularizers against one without"),
+        (("in_place.csv", 1, "ratio"), 1.0, 1.1, "`vit_small`, `ours`: measuring against training in place"),
+        (("defence.csv", 1, "training_s"), 2.0, 2.1, "`resnet18_64px`, `erase`: from features to map and classifier"),
+        (("attack.csv", 0, "peak_gb"), 4.0, 4.1, "the same: peak memory of a process"),
+    ],
+)
+def test_a_limit_is_met(where: tuple[str, int, str], limit: float, beyond: float, words: str, tmp_path: Path) -> None:
+    name, index, key = where
+    for number, missed in ((limit, 0), (beyond, 1)):
+        rows = [row | {key: limit} for row in read(HERE / name)]
+        rows[index][key] = number
+        write_csv(tmp_path / name, rows)
+        found = [of for of in table.lines(tmp_path, tmp_path) if of.name.startswith(words) and of.met is not None]
+        assert found
+        told = [of.measured for of in found if not of.met]
+        assert len(told) == missed
+        assert not missed or f"{beyond:g}" in told[0] or f"{beyond:.2f}" in told[0]
+
+
+def test_what_a_part_was_measured_with_stands_beside_it_and_what_is_met_is_counted(tmp_path: Path) -> None:
+    commands = [{"command": name, "seconds": 0.5, "processor_s": 1} for name in start.CASES]
+    cases = [{"case": case, "seconds": 9, "process_seconds": 1, "peak_gb": 1, "threads": 1} for case in attack.CASES]
+    write_csv(tmp_path / "start.csv", commands)
+    write_csv(tmp_path / "attack.csv", cases)
+    hardware = {"processor": "a processor", "cores": 2, "threads": 2}
+    facts = {"date": "2030-01-02", "load_average_before": 0.12, "git_commit": "0123456789abcdef-dirty"}
+    parts = dict.fromkeys(("start", "attack"), facts | {"hardware": hardware})
+    (tmp_path / MACHINE).write_text(json.dumps(parts), encoding="utf-8")
+    made = {"machine": "a processor, 2 cores", "date": "2030-01-02", "load": "0.12", "commit": "0123456789-dirty"}
+    found = table.lines(tmp_path, tmp_path)
+    for line in found:
+        threads = "1" if line.command.endswith("attack") else "2"
+        assert line.made == (made | {"threads": threads} if line.met is not None else {})
+    text = table.readme(tmp_path, tmp_path)
+    met, absent = (sum(line.met is of for line in found) for of in (True, None))
+    assert f"{met} of {len(found)} limits are met, 1 is missed, {absent} were not measured yet." in text
+    assert "| **no** |" in text
+
+
+def test_experiments_count_by_their_records(tmp_path: Path) -> None:
+    hardware = {"processor": "p", "cores": 4, "threads": 2, "memory_gib": 8, "accelerators": [], "system": "Linux"}
+    common = {"schema_version": 1, "status": "finished", "pretrain": "a", "harmful": "b", "hardware": hardware}
+    common |= {"started": "2030-01-02T03:04:05Z", "git_commit": "f" * 40, "peak_memory_mib": 1.0, "config": {}}
+
+    def records(count: int, seconds: float) -> list[Row]:
+        return [common | {"method": "ours", "seed": seed, "seconds": seconds} for seed in range(count)]
+
+    def found() -> dict[str, table.Line]:
+        return {line.command: line for line in table.lines(tmp_path, tmp_path) if not line.command.startswith("make b")}
+
+    write_results([*records(270, 60.0), common | {"method": "none", "seed": 0, "seconds": 9e9}], tmp_path / "table2")
+    write_results(records(35, 60.0), tmp_path / "table3_digits")
+    assert found()["make table2"].measured == "2.25 h"  # 270 minutes, two side by side
+    assert found()["make table2"].met is False
+    assert found()["make table2"].made["commit"] == "f" * 10
+    assert found()["make table3 SCALE=digits"].met is None  # a run is missing
+    write_results(records(36, 20.0), tmp_path / "table3_digits")
+    assert found()["make table3 SCALE=digits"].measured == "6.0 min"
+    assert found()["make table3 SCALE=digits"].met is True
+
+
+def test_committed_page_is_that_of_the_committed_files() -> None:
+    assert (HERE / table.README).read_text(encoding="utf-8") == table.readme(HERE, ROOT / "experiments")
+
+
+# The attack grid's part.
+
+
+def test_attack_grid_is_measured() -> None:
+    tiny = ("attack=quick", "attack.budget.steps=4", "~attack.attacks.adam", "~attack.attacks.lbfgs")
+    row = attack.measure(60, 6, 3, tiny)
+    assert row["attacks"] >= 3
+    assert 0.1 < row["peak_gb"] < 8
+
+
+@pytest.mark.parametrize("name", ["resnet18_64px", "vit_small"])
+def test_networks_are_those_of_the_configurations(name: str) -> None:
+    model = compose_config(f"model={name}", "harmful=digits", "objective=resnet_small_digits").model
+    spec = deep.NETWORKS[name]
+    assert (spec.architecture, [spec.trainable]) == (model.architecture, list(model.trainable))
+    assert (spec.image_size, dict(spec.kwargs)) == (model.image_size, dict(model.kwargs))
+
+
+def test_both_steps_do_the_same_but_for_the_regularizers() -> None:
+    """The one with weights of the regularizers near zero moves the classifier as the plain one does."""
+    moved = []
+    for name in ("immunize", "plain"):
+        torch.manual_seed(0)
+        steps = deep.Steps(deep.NETWORKS["vit_small"].build(), deep.random_batch(4, 32))
+        before = steps.net.head.weight.detach().clone()
+        frozen = steps.net.network.get_submodule("blocks.0.attn.qkv").weight.detach().clone()  # type: ignore[operator]
+        for group in steps.optimizer.param_groups:
+            group["lr"] = 0.1
+        getattr(steps, name)()
+        moved.append(steps.net.head.weight.detach() - before)
+        assert torch.equal(steps.net.network.get_submodule("blocks.0.attn.qkv").weight, frozen)  # type: ignore[arg-type]
+        assert all(parameter.grad is not None for parameter in steps.module.theta_parameters())
+    assert float(moved[0].norm()) > 0
+    torch.testing.assert_close(moved[0], moved[1])
+
+
+def test_a_step_is_measured_by_the_shortest_time_of_each() -> None:
+    calls: list[str] = []
+    times = deep.in_turns(lambda: calls.append("a"), lambda: calls.append("b"), seconds=0.0, fewest=2)
+    assert calls == ["a", "b"] * 3  # one to warm up
+    assert all(0 <= wall < 1 and 0 <= process < 1 for wall, process in times)
+    row = deep.measure_step("vit_small", 4, 0.0)
+    assert row["ratio"] == pytest.approx(row["immunize_ms"] / row["plain_ms"], rel=0.05)
+    assert row["features"] == 64
+
+
+# The command.
 
 
 @pytest.fixture
