@@ -119,11 +119,6 @@ def test_the_refitted_classifier_repeats_the_old_answers_better_than_the_old_one
     assert distilled(f, r.matrix, Head(old.weight)).bias is None
 
 
-def test_nothing_may_be_lost_and_nothing_shrunk() -> None:
-    made = Erase(slack=0.0, shrinkage=0.0)
-    assert (made.slack, made.shrinkage) == (0, 0)
-
-
 def test_rank_seed_and_slack_are_those_of_the_map() -> None:
     sides = {role: FiveDigits(role).load().fit for role in ("pretrain", "harmful")}
     given = {rank: Erase(rank=rank, shrinkage=0.01).solve(**sides) for rank in (1, 3)}
@@ -136,3 +131,4 @@ def test_rank_seed_and_slack_are_those_of_the_map() -> None:
     assert trials[0] == trials[1] != trials[2]
     by_slack = [Erase(slack=slack, shrinkage=0.01).solve(**sides)[1]["rank"] for slack in (0.0, 0.005, 0.02)]
     assert by_slack == sorted(set(by_slack))  # the more may be lost, the more is taken
+    assert Erase(shrinkage=0.0).shrinkage == 0
