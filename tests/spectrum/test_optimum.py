@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,14 +102,20 @@ def test_generalized_eigenvalues_agree_with_scipy(seed: int, rho: tuple[float, f
 
 
 @pytest.mark.parametrize("budget", [1.0, 1.7, 10.0, 1e3, 1e5])
-@pytest.mark.parametrize("rho", [0.0, 1e-2])
-def test_frontier_spends_exactly_the_budget(budget: float, rho: float) -> None:
+@pytest.mark.parametrize("rho", [(0.0, 0.0), (1e-3, 1e-2)])
+def test_frontier_spends_the_budget_and_has_every_fact_of_its_pair(budget: float, rho: tuple[float, float]) -> None:
     k_p, k_h = gram(torch.logspace(2, 0, 15), 15, 1), gram(torch.logspace(1, 0, 15), 15, 2)
     s = generalized_spectrum(k_p, k_h, shrinkage=rho)
-    best = assert_spends(budget, s, ref.shrunk(k_p, rho), ref.shrunk(k_h, rho))
-    assert best.kappa_pretrain == pytest.approx(budget, rel=1e-12)
-    assert best.kappa_harmful == pytest.approx(s.kappa_gen * budget, rel=1e-12)
+    k_p, k_h = ref.shrunk(k_p, rho[0]), ref.shrunk(k_h, rho[1])
+    best = assert_spends(budget, s, k_p, k_h)
+    assert (best.budget, best.shrinkage, best.rank_pretrain, best.notes) == (budget, rho, 15, ())
+    assert (best.kappa_pretrain, best.kappa_harmful) == pytest.approx((budget, s.kappa_gen * budget), rel=1e-12)
+    baseline = best.kappa_pretrain_baseline, best.kappa_harmful_baseline
+    assert baseline == pytest.approx((kappa(k_p), kappa(k_h)))
+    wanted = best.kappa_pretrain / baseline[0], best.kappa_harmful / baseline[1]
+    assert (best.ratio_pretrain, best.ratio_harmful) == pytest.approx(wanted)
     assert best.rir == pytest.approx(s.rir_star, rel=1e-12)
+    assert (best.kappa_gen, best.rir_star) == (s.kappa_gen, s.rir_star)
 
 
 def test_exponents_are_logarithms_of_mu_between_its_ends() -> None:
@@ -120,8 +127,7 @@ def test_exponents_are_logarithms_of_mu_between_its_ends() -> None:
 def test_units_do_not_matter(scale: float) -> None:
     k_p, k_h = random_gram(8, 1), random_gram(8, 2)
     for rho in (0.0, 1e-3):
-        one = generalized_spectrum(k_p, k_h, shrinkage=rho)
-        other = generalized_spectrum(scale * k_p, k_h / scale, shrinkage=rho)
+        one, other = (generalized_spectrum(of * k_p, k_h / of, shrinkage=rho) for of in (1.0, scale))
         assert other.rir_star == pytest.approx(one.rir_star, rel=1e-9)
         torch.testing.assert_close(other.exponents, one.exponents, rtol=0, atol=1e-9)
 
@@ -212,44 +218,40 @@ def test_identical_data_give_a_verdict_and_no_crash(rho: float, factor: float) -
 # --- bad input ----------------------------------------------------------------------------------------------------
 
 
-K = random_gram(4, 1)
+K, OTHER = random_gram(4, 1), random_gram(4, 2)
+SKEW = torch.eye(4, dtype=torch.float64)
+SKEW[0, 1] = 2e-10
+NO_COVARIANCES = (
+    (K.float(), "must be float64"),
+    (K / 0, "must not contain NaN"),
+    (diagonal(1.0, 0.5, 0.5, -2e-10), "has the negative eigenvalue"),
+    (SKEW, "must be symmetric"),
+    (0 * K, "is a matrix of zeros"),
+    (K[:3], "must be a square"),
+)
 
 
 @pytest.mark.parametrize(
-    ("bad", "reason"),
+    ("k_p", "k_h", "options", "words"),
     [
-        (K.float(), "must be float64"),
-        (K / 0, "must not contain NaN"),
-        (K - K.trace() / 4 * torch.eye(4), "has the negative eigenvalue"),
-        (K.triu(), "must be symmetric"),
-        (0 * K, "is a matrix of zeros"),
-        (K[:3], "must be a square"),
+        *((K, bad, {}, f"^K_H {reason}") for bad, reason in NO_COVARIANCES),
+        *((bad, K, {}, f"^K_P {reason}") for bad, reason in NO_COVARIANCES),
+        *((K, OTHER, {"shrinkage": rho}, "shrinkage is a finite") for rho in (-1e-3, math.nan, math.inf)),
+        (K, random_gram(5, 1), {}, "one map serves both"),
+        (K, OTHER, {"shrinkage": (0.0, 1e-3)}, "both data sets"),
+        (K, OTHER, {"n_samples": (3, 10)}, r"N = 3 samples .* set shrinkage"),
+        *((K / apart, OTHER * apart, {}, "float64 loses one: change the unit") for apart in (1e-80, 1e80)),
     ],
 )
-def test_bad_covariances_are_refused(bad: Tensor, reason: str) -> None:
-    for name, pair in (("K_H", (K, bad)), ("K_P", (bad, K))):
-        with pytest.raises((TypeError, ValueError), match=f"^{name} {reason}"):
-            generalized_spectrum(*pair)
+def test_bad_input_is_refused(k_p: Tensor, k_h: Tensor, options: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        generalized_spectrum(k_p, k_h, **options)
 
 
-def test_bad_options_are_refused() -> None:
-    k_p, k_h = random_gram(4, 1), random_gram(4, 2)
-    for rho in (-1e-3, math.nan, math.inf):
-        with pytest.raises(ValueError, match="shrinkage"):
-            generalized_spectrum(k_p, k_h, shrinkage=rho)
-    with pytest.raises(ValueError, match="one map serves both"):
-        generalized_spectrum(k_p, random_gram(5, 1))
-    with pytest.raises(ValueError, match="both data sets"):
-        generalized_spectrum(k_p, k_h, shrinkage=(0.0, 1e-3))
-    with pytest.raises(ValueError, match=r"N = 3 samples .* set shrinkage"):
-        generalized_spectrum(k_p, k_h, n_samples=(3, 10))
-    for apart in (1e-160, 1e160):
-        with pytest.raises(ValueError, match="float64 loses one: change the unit"):
-            generalized_spectrum(k_p / apart**0.5, k_h * apart**0.5)
-    s = generalized_spectrum(k_p, k_h)
-    for budget in (0.5, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match="budget"):
-            frontier(s, budget)
+@pytest.mark.parametrize("budget", [0.5, -1.0, math.nan, math.inf])
+def test_budgets_below_1_or_without_end_are_refused(budget: float) -> None:
+    with pytest.raises(ValueError, match="budget"):
+        frontier(generalized_spectrum(K, OTHER), budget)
 
 
 def test_the_number_of_samples_limits_each_rank() -> None:
@@ -262,37 +264,19 @@ def test_the_number_of_samples_limits_each_rank() -> None:
     assert enough.kappa_gen == pytest.approx(4)
 
 
-def test_rank_one_harmful_data_can_be_made_harder_with_shrinkage_only() -> None:
-    k_h = diagonal(1.0, 0.0, 0.0)
-    assert generalized_spectrum(diagonal(3.0, 2.0, 1.0), k_h).kappa_gen == 1
-    assert generalized_spectrum(diagonal(3.0, 2.0, 1.0), k_h, shrinkage=1e-2).kappa_gen > 50
+def test_rank_one_harmful_data_can_be_made_harder_with_shrinkage_only_and_one_feature_not_at_all() -> None:
+    k_p, k_h = diagonal(3.0, 2.0, 1.0), diagonal(1.0, 0.0, 0.0)
+    assert generalized_spectrum(k_p, k_h).kappa_gen == 1
+    assert generalized_spectrum(k_p, k_h, shrinkage=1e-2).kappa_gen > 50
+    s = generalized_spectrum(diagonal(2.0), diagonal(3.0))
+    assert (s.kappa_gen, s.kappa_pretrain, s.kappa_harmful, s.rank_pretrain) == (1, 1, 1, 1)
+    assert frontier(s).theta.shape == (1, 1)
 
 
-def test_small_negative_eigenvalues_are_rounding_and_larger_ones_are_not() -> None:
-    generalized_spectrum(diagonal(1.0, 0.5), diagonal(1.0, -5e-11), shrinkage=1e-2)
-    with pytest.raises(ValueError, match="K_H has the negative eigenvalue"):
-        generalized_spectrum(diagonal(1.0, 0.5), diagonal(1.0, -2e-10), shrinkage=1e-2)
-    skew = diagonal(1.0, 0.5)
-    skew[0, 1] = 5e-11
-    generalized_spectrum(skew, diagonal(1.0, 0.5))
-    skew[0, 1] = 2e-10
-    with pytest.raises(ValueError, match="K_P must be symmetric"):
-        generalized_spectrum(skew, diagonal(1.0, 0.5))
-
-
-def test_a_forecast_has_every_fact_of_its_pair() -> None:
-    k_p, k = (x.T @ x for x in (ref.rows(1), ref.rows(2)))
-    s = generalized_spectrum(k_p, k, shrinkage=(1e-3, 1e-2))
-    best = frontier(s, 7.0)
-    assert best.shrinkage == (1e-3, 1e-2)
-    assert (best.budget, best.rank_pretrain) == (7.0, 6)
-    assert best.kappa_pretrain_baseline == pytest.approx(ref.kappa(ref.shrunk(k_p, 1e-3)))
-    assert best.ratio_pretrain == pytest.approx(best.kappa_pretrain / best.kappa_pretrain_baseline)
-    assert best.kappa_harmful_baseline == pytest.approx(ref.kappa(ref.shrunk(k, 1e-2)))
-    assert best.ratio_harmful == pytest.approx(best.kappa_harmful / best.kappa_harmful_baseline)
-    assert best.rir == pytest.approx(best.ratio_harmful / best.ratio_pretrain)
-    assert (best.kappa_gen, best.rir_star) == (s.kappa_gen, s.rir_star)
-    assert best.notes == ()
+def test_small_negative_eigenvalues_and_small_asymmetries_are_rounding() -> None:
+    nearly = diagonal(1.0, -5e-11)
+    nearly[0, 1] = 5e-11
+    assert generalized_spectrum(diagonal(1.0, 0.5), nearly, shrinkage=1e-2).rank_harmful == 1
 
 
 def test_notes_name_what_only_one_data_set_has() -> None:
@@ -302,12 +286,6 @@ def test_notes_name_what_only_one_data_set_has() -> None:
     others = frontier(generalized_spectrum(k_p, k_h, shrinkage=(1e-2, 1e-3))).notes
     assert others[-1].endswith("may take a part of the budget, as ρ_P and ρ_H differ")
     assert "beyond float64" in frontier(generalized_spectrum(k_p, k_h, shrinkage=1e-9)).notes[-1]
-
-
-def test_one_feature_is_a_pair_of_numbers() -> None:
-    s = generalized_spectrum(diagonal(2.0), diagonal(3.0))
-    assert (s.kappa_gen, s.kappa_pretrain, s.kappa_harmful, s.rank_pretrain) == (1, 1, 1, 1)
-    assert frontier(s).theta.shape == (1, 1)
 
 
 # --- real data ----------------------------------------------------------------------------------------------------
@@ -330,9 +308,9 @@ def test_house_prices_on_all_rows(data_root: Path) -> None:
     assert ratio.kappa_harmful.value == pytest.approx(9214, rel=0.01)
     assert ratio.rir > 10_000
     spent = frontier(s, 5.0)
-    kappa_p, kappa_h = (condition_number(spectrum_of(x @ spent.theta)).value for x in (x_p, x_h))
-    assert kappa_p <= 5
-    assert kappa_h / ratio.kappa_harmful_baseline.value > 100
+    kappas = [condition_number(spectrum_of(x @ spent.theta)).value for x in (x_p, x_h)]
+    assert kappas[0] <= 5
+    assert kappas[1] / ratio.kappa_harmful_baseline.value > 100
 
 
 @pytest.mark.data
