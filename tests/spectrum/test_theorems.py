@@ -42,21 +42,6 @@ def kappa(matrix: Tensor, k: int) -> float:
 # --- Theorems A.1 and 4.1: a general matrix -----------------------------------------------------------------------
 
 
-class General(NamedTuple):
-    """A matrix (rows, columns) with singular values `sigma`, descending; p = min(rows, columns), k = len(sigma)."""
-
-    matrix: Tensor
-    sigma: Tensor
-
-    @property
-    def p(self) -> int:
-        return min(self.matrix.shape)
-
-    @property
-    def k(self) -> int:
-        return len(self.sigma)
-
-
 @st.composite
 def spectra(draw: st.DrawFn, least: int = 1) -> Tensor:
     """κ up to 2.5 or up to 1e3, in several units; ties happen, and are what shrinking looks for."""
@@ -70,63 +55,58 @@ END_APART = spectra(2).filter(lambda sigma: bool(sigma[-2] > sigma[-1]))
 NOT_ALL_TIED = spectra(2).filter(lambda sigma: bool(sigma[0] > sigma[-1]))
 
 
-def matrices(of: st.SearchStrategy[Tensor]) -> st.SearchStrategy[General]:
-    def made(sigma: Tensor, rows: int, columns: int, seed: int) -> General:
+Case = tuple[Tensor, Tensor]
+"""S (rows, columns) and its k singular values, descending; p = min(rows, columns)."""
+
+
+def matrices(of: st.SearchStrategy[Tensor]) -> st.SearchStrategy[Case]:
+    def made(sigma: Tensor, rows: int, columns: int, seed: int) -> Case:
         shape = len(sigma) + rows, len(sigma) + columns
-        return General(ref.matrix_with_singular_values(sigma, *shape, seed), sigma)
+        return ref.matrix_with_singular_values(sigma, *shape, seed), sigma
 
     return st.builds(made, of, more, more, seeds)
 
 
 @given(matrices(spectra()))
 @properties
-def test_a1_1_r_well_is_zero_only_for_full_rank_and_kappa_one(case: General) -> None:
-    value, top = float(r_well(case.matrix)), float(case.sigma[0])
-    if case.k == case.p and case.sigma[0] == case.sigma[-1]:
+def test_a1_1_and_2_r_well_is_zero_only_for_full_rank_and_kappa_one_and_bounds_log_kappa(case: Case) -> None:
+    s, sigma = case
+    value, top, end, p = float(r_well(s)), float(sigma[0]), float(sigma[-1]), min(s.shape)
+    smallest = end if len(sigma) == p else 0.0
+    if smallest == top:
         assert abs(value) < 1e-13 * top**2
     else:
         # one singular value below σ_1 (or absent) contributes (σ_1² - σ_i²)/(2p)
-        smallest = float(case.sigma[-1]) if case.k == case.p else 0.0
-        assert value >= (top**2 - smallest**2) / (2 * case.p) - 1e-13 * top**2
+        assert value >= (top**2 - smallest**2) / (2 * p) - 1e-13 * top**2
         assert value > 1e-3 * top**2
-
-
-@given(matrices(spectra()))
-@properties
-def test_a1_2_r_well_bounds_log_kappa(case: General) -> None:
-    bound = case.p * float(r_well(case.matrix)) / float(case.sigma[-1]) ** 2
-    assert math.log(float(case.sigma[0] / case.sigma[-1])) <= bound + 1e-9
+    assert math.log(top / end) <= p * value / end**2 + 1e-9
 
 
 @given(matrices(TOP_APART), st.floats(0.02, 0.98))
 @properties
-def test_a1_4_a_step_below_the_bound_lowers_kappa(case: General, fraction: float) -> None:
-    before = float(case.sigma[0] / case.sigma[-1])
-    eta = fraction * (before - 1) / ((1 - 1 / case.p) * before + 1 / case.p)
-    assert kappa(case.matrix - eta * gradient(r_well, case.matrix), case.k) < before
+def test_a1_4_a_step_below_the_bound_lowers_kappa(case: Case, fraction: float) -> None:
+    (s, sigma), p = case, min(case[0].shape)
+    before = float(sigma[0] / sigma[-1])
+    eta = fraction * (before - 1) / ((1 - 1 / p) * before + 1 / p)
+    assert kappa(s - eta * gradient(r_well, s), len(sigma)) < before
 
 
 @given(matrices(NOT_ALL_TIED))
 @properties
-def test_41_1_r_ill_is_positive_and_vanishes_as_kappa_grows(case: General) -> None:
+def test_41_1_and_2_r_ill_is_positive_vanishes_as_kappa_grows_and_bounds_1_over_log_kappa(case: Case) -> None:
+    sigma, k, value = case[1], len(case[1]), float(r_ill(case[0]))
     # The two bounds of the proof: 2k/(k-1) ≤ R_ill·(κ² - 1)σ_k² ≤ 2k
-    scaled = float(r_ill(case.matrix)) * float(case.sigma[0] ** 2 - case.sigma[-1] ** 2)
-    assert 2 * case.k / (case.k - 1) * (1 - 1e-9) <= scaled <= 2 * case.k * (1 + 1e-9)
-
-
-@given(matrices(NOT_ALL_TIED))
-@properties
-def test_41_2_r_ill_bounds_the_inverse_of_log_kappa(case: General) -> None:
-    log_kappa = math.log(float(case.sigma[0] / case.sigma[-1]))
-    assert 1 / log_kappa <= float(case.sigma[0]) ** 2 * float(r_ill(case.matrix))
+    scaled = value * float(sigma[0] ** 2 - sigma[-1] ** 2)
+    assert 2 * k / (k - 1) * (1 - 1e-9) <= scaled <= 2 * k * (1 + 1e-9)
+    assert 1 / math.log(float(sigma[0] / sigma[-1])) <= float(sigma[0]) ** 2 * value
 
 
 @given(matrices(END_APART), st.floats(0.02, 0.98))
 @properties
-def test_41_4_a_step_below_the_bound_raises_kappa(case: General, fraction: float) -> None:
-    eta = fraction * case.k / (case.k - 1) * ref.ill_denominator(case.sigma) ** 2
-    after = kappa(case.matrix - eta * gradient(r_ill, case.matrix), case.k)
-    assert after > float(case.sigma[0] / case.sigma[-1])
+def test_41_4_a_step_below_the_bound_raises_kappa(case: Case, fraction: float) -> None:
+    (s, sigma), k = case, len(case[1])
+    eta = fraction * k / (k - 1) * ref.ill_denominator(sigma) ** 2
+    assert kappa(s - eta * gradient(r_ill, s), k) > float(sigma[0] / sigma[-1])
 
 
 # --- Theorems 4.2 and 4.3: H(θ) -----------------------------------------------------------------------------------
@@ -284,10 +264,6 @@ def test_step_bounds_where_there_is_nothing_to_move() -> None:
     assert ill_step_bound(column(3.0)) == 0
     assert ill_step_bound(column(3.0, 3.0)) == 0
     assert ill_step_bound(column(3.0, 2.0, 2.0)) == 0
-    assert well_step_bound(column(4.0, 1.0), 2) == pytest.approx(1 / (2 * (0.5 * 8 + 0.5)))
-    # (1 - 1/k)σ_k - σ_1/k: positive, zero and negative
+    # (1 - 1/k)σ_k - σ_1/k: negative and zero
     assert ill_step_bound(column(2.0, 1.5)) == math.inf
     assert ill_step_bound(column(3.0, 3.0, 3.0, 1.0)) == math.inf
-    k, sigma = 4, column(2.0, 2.0, 2.0, 1.0)
-    f = 13 / (2 * k) - 0.5
-    assert ill_step_bound(sigma) == pytest.approx(f**2 / (0.75 - 0.5))
