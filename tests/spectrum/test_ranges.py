@@ -85,41 +85,29 @@ def test_the_spectrum_of_compressed_rows_is_that_of_all_rows_and_needs_no_decomp
         spectrum_of_rows(compress_rows(0 * pair[0]), len(pair[0]))
 
 
-def test_a_singular_map_is_lifted_all_the_same(pair):
-    basis = joint_basis(*pair)
-    lifted = lift_map(torch.zeros(basis.shape[1], basis.shape[1], dtype=torch.float64), basis)
-    assert torch.allclose(lifted, torch.eye(D, dtype=torch.float64) - basis @ basis.T)
-
-
 @pytest.mark.parametrize("rows", [(), (torch.zeros(2, 3, dtype=torch.float64),), (torch.ones(2, 3), torch.ones(2, 4))])
 def test_rows_that_span_nothing_are_refused(rows):
     with pytest.raises(ValueError, match=r"span nothing|one width"):
         joint_basis(*rows)
 
 
-def test_zeros_compress_to_no_rows_and_add_nothing_to_a_joint_range() -> None:
-    zeros, x = torch.zeros(4, 3, dtype=torch.float64), ref.gaussian(2, 3, seed=1)
-    assert compress_rows(zeros).shape == (0, 3)
-    assert joint_basis(zeros, x).shape == (3, 2)
-    assert joint_basis(0.5 * x).shape == (3, 2)  # small, and still rows
-
-
 @pytest.mark.parametrize("rows", [2, 3, 6, 7, 30])
-def test_tall_and_wide_rows_are_spanned_alike(rows: int) -> None:
-    x = ref.gaussian(rows, 3, seed=2)
-    basis = joint_basis(x)
+def test_tall_wide_and_small_rows_are_spanned_alike_and_zeros_add_nothing(rows: int) -> None:
+    x, zeros = 0.5 * ref.gaussian(rows, 3, seed=2), torch.zeros(4, 3, dtype=torch.float64)
+    basis = joint_basis(zeros, x)
     assert basis.shape == (3, min(rows, 3))
     torch.testing.assert_close(x @ basis @ basis.T, x, rtol=0, atol=1e-12)
     assert basis.is_contiguous()
+    assert compress_rows(zeros).shape == (0, 3)
 
 
 def test_a_lifted_map_scales_the_rest_by_the_geometric_mean_and_a_restricted_one_is_triangular() -> None:
     basis = joint_basis(ref.gaussian(2, 4, seed=3))
-    lifted = lift_map(diagonal(8.0, 2.0), basis)
-    sigma = torch.linalg.svdvals(lifted)
-    torch.testing.assert_close(sigma, column(8.0, 4.0, 4.0, 2.0))
-    lifted = lift_map(diagonal(3.0, 7.0), basis)
-    torch.testing.assert_close(torch.linalg.svdvals(lifted)[1:3], column(21.0, 21.0).sqrt(), rtol=1e-14, atol=0)
+    torch.testing.assert_close(torch.linalg.svdvals(lift_map(diagonal(8.0, 2.0), basis)), column(8.0, 4.0, 4.0, 2.0))
+    sizes = torch.linalg.svdvals(lift_map(diagonal(3.0, 7.0), basis))
+    torch.testing.assert_close(sizes[1:3], column(21.0, 21.0).sqrt(), rtol=1e-14, atol=0)
+    singular = lift_map(diagonal(0.0, 0.0), basis)
+    torch.testing.assert_close(singular, torch.eye(4, dtype=torch.float64) - basis @ basis.T)
     theta = ref.gaussian(4, 4, seed=4)
     lower = restrict_map(theta, basis)
     torch.testing.assert_close(lower @ lower.T, basis.T @ theta @ theta.T @ basis)
