@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -80,15 +81,9 @@ def test_what_needs_the_linear_models_gram_matrix_is_refused(precondition: str) 
         Ours(1, 1, precondition).terms(make_step())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("name", "smoothing", "words"),
-    [
-        *((name, share, "label_smoothing") for name, share in (("mse", 0.1), ("ce", 1.0), ("ce", -0.1))),
-        ("hinge", 0.0, "mse, bce"),
-    ],
-)
-def test_losses_that_there_are_not_are_refused(name: str, smoothing: float, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(("name", "smoothing"), [("mse", 0.1), ("ce", 1.0), ("ce", -0.1), ("hinge", 0.0)])
+def test_losses_that_there_are_not_are_refused(name: str, smoothing: float) -> None:
+    with pytest.raises(ValueError, match="label_smoothing" if smoothing else "mse, bce"):
         task_loss(name, smoothing)
 
 
@@ -99,8 +94,7 @@ def test_the_layer_of_c3_multiplies_by_the_inverse_on_the_feature_side(n: int, d
     out = preconditioned_features(f, 1e-3)
     assert torch.equal(out, f)
     (slope,) = torch.autograd.grad(out, f, g)
-    gram = f.detach().T @ f.detach()
-    expected = g @ torch.linalg.inv(gram + 1e-3 * gram.trace() / d * torch.eye(d, dtype=torch.float64))
+    expected = g @ torch.linalg.inv(ref.shrunk(f.detach().T @ f.detach(), 1e-3))
     torch.testing.assert_close(slope, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -144,10 +138,8 @@ def test_labels_are_those_of_the_data_set_that_is_asked_for() -> None:
         assert torch.equal(features, side.h.double())
 
 
-def test_a_deep_step_has_the_networks_head_and_the_batchs_tolerance() -> None:
+def test_a_deep_step_has_the_batchs_tolerance_and_computes_features_of_theta_once() -> None:
     step = make_step()
-    assert torch.equal(step.omega.weight, step.net.head.weight.T)
-    assert step.omega.bias is step.net.head.bias
     assert list(step.parameters()) == ["2.0.weight", "2.0.bias", "3.weight", "3.bias"]
     assert step.tolerance("pretrain") == step.tolerance("harmful") == default_tolerance(8, D)
     features = step.features("pretrain")
@@ -156,8 +148,6 @@ def test_a_deep_step_has_the_networks_head_and_the_batchs_tolerance() -> None:
     assert torch.equal(step.again().features("pretrain"), features)
     doubled = step.parameters() | {"3.weight": 2 * step.parameters()["3.weight"]}
     assert not torch.equal(step.features("pretrain", doubled), features)
-    gradients = [torch.ones(2), torch.zeros(1)]
-    assert all(torch.equal(a, b) for a, b in zip(step.averaged(gradients), gradients, strict=True))
 
 
 def test_rows_of_each_harmful_set_are_those_of_its_classes() -> None:
@@ -187,36 +177,40 @@ def test_the_ridge_of_a_view_is_the_smallest_that_keeps_digits() -> None:
     view = step.spectral_view("pretrain", "features").features
     (slope,) = torch.autograd.grad(view.sum(), step.features("pretrain"))
     features = step.features("pretrain").detach()
-    h = features.T @ features
-    ridge = RIDGE * h.trace() / D * torch.eye(D, dtype=torch.float64)
-    torch.testing.assert_close(slope, torch.ones_like(features) @ torch.linalg.inv(h + ridge))
+    inverse = torch.linalg.inv(ref.shrunk(features.T @ features, RIDGE))
+    torch.testing.assert_close(slope, torch.ones_like(features) @ inverse)
 
 
 # Processes that share a batch: rows of all, means over all, and their gradients.
 
 
-def group(others: float = 0.0, world_size: int = 3, **changes: Any) -> Any:
-    """`torch.distributed` of rank 1 of three, where the others have made this number."""
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Makes `torch.distributed` that of rank 1 of three, where the others have made this number."""
 
-    def all_gather(parts: list[Tensor], own: Tensor) -> None:
-        for index, part in enumerate(parts):
-            part.copy_(own if index == 1 else torch.full_like(own, others))
+    def share(others: float = 0.0, world_size: int = 3, **changes: Any) -> Any:
+        def all_gather(parts: list[Tensor], own: Tensor) -> None:
+            for index, part in enumerate(parts):
+                part.copy_(own if index == 1 else torch.full_like(own, others))
 
-    def all_reduce(value: Tensor, op: str = "sum") -> None:
-        made.reduced.append(value.clone())
-        value.copy_(value.clamp_max(others) if op == "min" else value + 2 * others)
+        def all_reduce(value: Tensor, op: str = "sum") -> None:
+            made.reduced.append(value.clone())
+            value.copy_(value.clamp_max(others) if op == "min" else value + 2 * others)
 
-    facts = {"is_available": True, "is_initialized": True, "get_world_size": world_size, "get_rank": 1} | changes
-    made = SimpleNamespace(all_gather=all_gather, all_reduce=all_reduce, reduced=[])
-    made.ReduceOp = SimpleNamespace(MIN="min", SUM="sum")
-    vars(made).update((name, Mock(return_value=value)) for name, value in facts.items())
-    return made
+        facts = {"is_available": True, "is_initialized": True, "get_world_size": world_size, "get_rank": 1} | changes
+        made = SimpleNamespace(all_gather=all_gather, all_reduce=all_reduce, reduced=[])
+        made.ReduceOp = SimpleNamespace(MIN="min", SUM="sum")
+        vars(made).update((name, Mock(return_value=value)) for name, value in facts.items())
+        monkeypatch.setattr(ranks, "distributed", made)
+        return made
+
+    return share
 
 
 @pytest.mark.parametrize("missing", [None, "is_available", "is_initialized"])
-def test_one_process_shares_with_nobody(missing: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_shares_with_nobody(missing: str | None, shared: Callable[..., Any]) -> None:
     if missing is not None:
-        monkeypatch.setattr(ranks, "distributed", group(**{missing: False}))
+        shared(**{missing: False})
     x = torch.ones(2, 3)
     assert ranks.world_size() == 1
     assert ranks.gather_rows(x) is x
@@ -226,8 +220,8 @@ def test_one_process_shares_with_nobody(missing: str | None, monkeypatch: pytest
     assert not ranks.all_finite(torch.tensor(math.nan))
 
 
-def test_rows_of_all_processes_in_order_and_a_gradient_times_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "distributed", group(7.0))
+def test_rows_of_all_processes_in_order_and_a_gradient_times_their_number(shared: Callable[..., Any]) -> None:
+    shared(7.0)
     assert ranks.world_size() == 3
     x = ref.gaussian(2, 3, seed=1).requires_grad_()
     whole = ranks.gather_rows(x)
@@ -238,14 +232,13 @@ def test_rows_of_all_processes_in_order_and_a_gradient_times_their_number(monkey
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_process_has_every_so_manieth_sample_of_the_batch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "distributed", group(world_size=size))
+def test_every_process_has_every_so_manieth_sample_of_the_batch(size: int, shared: Callable[..., Any]) -> None:
+    shared(world_size=size)
     assert ranks.own_of(torch.tensor([1, 2, 7, 9])).tolist() == {2: [0, 3, 4], 3: [0, 2]}[size]
 
 
-def test_a_mean_over_processes_and_its_derivatives_are_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    three = group(4.0)
-    monkeypatch.setattr(ranks, "distributed", three)
+def test_a_mean_over_processes_and_its_derivatives_are_means(shared: Callable[..., Any]) -> None:
+    three = shared(4.0)
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     (mean,) = ranks.mean_over_ranks([x])
     assert mean.tolist() == pytest.approx([3.0, 10 / 3])
@@ -257,8 +250,6 @@ def test_a_mean_over_processes_and_its_derivatives_are_means(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("others", "value", "finite"), [(1, 2.0, True), (0, 2.0, False), (1, math.nan, False)])
-def test_a_value_is_finite_where_it_is_in_every_process(
-    others: int, value: float, finite: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ranks, "distributed", group(others))
+def test_a_value_is_finite_where_it_is_in_all(others: int, value: float, finite: bool, shared: Any) -> None:
+    shared(others)
     assert ranks.all_finite(torch.tensor(value, requires_grad=True)) is finite
