@@ -48,8 +48,7 @@ def matrix_with_singular_values(sigma: Sequence[float] | Tensor, rows: int, colu
     """U·Diag(σ)·Vᵀ (rows, columns) with random orthogonal U and V; missing singular values are zeros."""
     sigma = torch.as_tensor(sigma, dtype=torch.float64)
     middle = torch.zeros(rows, columns, dtype=torch.float64)
-    for i in range(len(sigma)):
-        middle[i, i] = sigma[i]
+    middle.diagonal()[: len(sigma)] = sigma
     source = generator(seed)  # one source for both, so that other seeds share no singular vectors
     return orthogonal(rows, source) @ middle @ orthogonal(columns, source).T
 
@@ -86,8 +85,7 @@ def eigenvalues(h: Tensor) -> Tensor:
 
 def rank(h: Tensor, n_samples: int) -> int:
     """Number of eigenvalues of H above max(N, D)·eps·σ_1."""
-    values = eigenvalues(h)
-    return sum(float(value) > max(n_samples, len(h)) * EPS * float(values[0]) for value in values)
+    return int(torch.linalg.matrix_rank(h, hermitian=True, rtol=max(n_samples, len(h)) * EPS))
 
 
 def kappa_spectrum(h: Tensor, n_samples: int) -> float:
@@ -158,44 +156,24 @@ def kappa(s: Tensor, tolerance: float | None = None) -> float:
     return float(sigma[0] / sigma[-1])
 
 
-def _spectral_gradient(s: Tensor, derivative: Callable[[Tensor], list[float]], tolerance: float | None) -> Tensor:
-    """Σ_i (∂φ/∂σ_i) u_i v_iᵀ (Lewis 1995; Lemma B.2), one rank-one matrix at a time."""
-    u, sigma, v = compact_svd(s, tolerance)
-    out = torch.zeros_like(s)
-    for i, slope in enumerate(derivative(sigma)):
-        out += slope * torch.outer(u[:, i], v[:, i])
-    return out
-
-
 def r_well_gradient(s: Tensor, tolerance: float | None = None) -> Tensor:
-    """Theorem A.1 (3): σ_1 u_1v_1ᵀ - S/p."""
-
-    def derivative(sigma: Tensor) -> list[float]:
-        return [float(v) * ((i == 0) - 1 / min(s.shape)) for i, v in enumerate(sigma)]
-
-    return _spectral_gradient(s, derivative, tolerance)
+    """Theorem A.1 (3): σ_1 u_1v_1ᵀ - S/p, of S as far as it is above the tolerance."""
+    u, sigma, v = compact_svd(s, tolerance)
+    return sigma[0] * torch.outer(u[:, 0], v[:, 0]) - u @ sigma.diag() @ v.T / min(s.shape)
 
 
 def r_ill_gradient(s: Tensor, tolerance: float | None = None) -> Tensor:
-    """Eq. (13): (σ_k u_kv_kᵀ - S/k)/(‖S‖_F²/(2k) - σ_k²/2)²."""
-
-    def derivative(sigma: Tensor) -> list[float]:
-        k, f = len(sigma), ill_denominator(sigma)
-        return [float(v) * ((i == k - 1) - 1 / k) / f**2 for i, v in enumerate(sigma)]
-
-    return _spectral_gradient(s, derivative, tolerance)
+    """Eq. (13): (σ_k u_kv_kᵀ - S/k)/(‖S‖_F²/(2k) - σ_k²/2)²; as above."""
+    u, sigma, v = compact_svd(s, tolerance)
+    last = sigma[-1] * torch.outer(u[:, -1], v[:, -1])
+    return (last - u @ sigma.diag() @ v.T / len(sigma)) / ill_denominator(sigma) ** 2
 
 
 def kappa_gradient(s: Tensor, tolerance: float | None = None) -> Tensor:
     """u_1v_1ᵀ/σ_k - (σ_1/σ_k²)u_kv_kᵀ."""
-
-    def derivative(sigma: Tensor) -> list[float]:
-        slopes = [0.0] * len(sigma)
-        slopes[0] += 1 / float(sigma[-1])
-        slopes[-1] -= float(sigma[0]) / float(sigma[-1]) ** 2
-        return slopes
-
-    return _spectral_gradient(s, derivative, tolerance)
+    u, sigma, v = compact_svd(s, tolerance)
+    first, last = (torch.outer(u[:, i], v[:, i]) for i in (0, -1))
+    return first / sigma[-1] - sigma[0] / sigma[-1] ** 2 * last
 
 
 # --- regularizers of H(θ), Algorithm 1, Figure 4 ------------------------------------------------------------------
@@ -227,11 +205,6 @@ def figure_4_weight_gradient(x: Tensor, grad_output: Tensor, lambda_reg: float) 
 def minimum_norm_solution(x: Tensor, y: Tensor) -> Tensor:
     """w* = X⁺y, the least-squares solution of smallest norm."""
     return torch.linalg.pinv(x) @ y
-
-
-def optimal_least_squares_loss(x: Tensor, y: Tensor) -> float:
-    """min_w ‖Xw - y‖₂², Eq. (8): a sum over samples."""
-    return float((x @ minimum_norm_solution(x, y) - y).square().sum())
 
 
 def task_gradients(x: Tensor, y: Tensor, theta: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
@@ -280,17 +253,12 @@ def error(value: Tensor, expected: Tensor) -> float:
 
 def finite_difference_gradient(function: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-5) -> Tensor:
     """Central differences of a scalar function, one entry after the other, extrapolated once (error O(step⁴))."""
-    out = torch.zeros_like(at)
-    for index in range(at.numel()):
-        direction = torch.zeros_like(at).view(-1)
-        direction[index] = 1
-        direction = direction.view_as(at)
 
-        def slope(h: float, direction: Tensor = direction) -> Tensor:
-            return (function(at + h * direction) - function(at - h * direction)) / (2 * h)
+    def slope(direction: Tensor, h: float) -> Tensor:
+        return (function(at + h * direction) - function(at - h * direction)) / (2 * h)
 
-        out.view(-1)[index] = (4 * slope(step) - slope(2 * step)) / 3
-    return out
+    directions = torch.eye(at.numel(), dtype=at.dtype).view(-1, *at.shape)
+    return torch.stack([(4 * slope(one, step) - slope(one, 2 * step)) / 3 for one in directions]).view_as(at)
 
 
 def eigenvalues_after_well_step(sigma: Tensor, n_features: int, eta: float) -> Tensor:
@@ -311,12 +279,8 @@ def eigenvalues_after_ill_step(sigma: Tensor, eta: float) -> Tensor:
 
 
 def one_hot(y: Tensor) -> Tensor:
-    """A column for each class, filled row by row."""
-    classes = sorted(set(y.tolist()))
-    out = torch.zeros(len(y), len(classes), dtype=torch.float64)
-    for row, label in enumerate(y.tolist()):
-        out[row, classes.index(label)] = 1.0
-    return out
+    """A column for each class."""
+    return (y[:, None] == y.unique()).double()
 
 
 def ridge_scale(f: Tensor) -> float:
@@ -343,15 +307,8 @@ def cross_fitted_correlation(f: Tensor, y: Tensor, judged: Tensor, rho: float) -
 
 def rbf_feature_gram(a: Tensor, b: Tensor, fitted: Tensor) -> Tensor:
     """exp(-d²/2m), m the median squared distance between two different fitted rows, the lower of two middle ones."""
-    pairs = sorted(
-        float((fitted[i] - fitted[j]).square().sum()) for i in range(len(fitted)) for j in range(i + 1, len(fitted))
-    )
-    middle = pairs[(len(pairs) - 1) // 2]
-    out = torch.zeros(len(a), len(b), dtype=torch.float64)
-    for i in range(len(a)):
-        for j in range(len(b)):
-            out[i, j] = math.exp(-float((a[i] - b[j]).square().sum()) / (2 * middle))
-    return out
+    middle = torch.pdist(fitted).square().median()  # of PyTorch, which is the lower one
+    return torch.exp((a[:, None] - b).square().sum(2) / (-2 * middle))
 
 
 # --- erasing what a linear probe can learn --------------------------------------------------------------------------
