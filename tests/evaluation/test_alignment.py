@@ -3,11 +3,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
+from scipy.stats import entropy
 from torch import Tensor
 
+from immunize.data import ROLES
 from immunize.data.synthetic import Synthetic
 from immunize.evaluation.alignment import (
     TOP_K,
@@ -31,16 +34,14 @@ def rows(n: int, scales: list[float] | Tensor, seed: int) -> Tensor:
     return ref.gaussian(n, len(scales), seed=seed) * torch.as_tensor(scales, dtype=torch.float64)
 
 
-def synthetic(angle: float, **options: float) -> tuple[Tensor, Tensor]:
+def synthetic(angle: float, condition: float = 100.0) -> Pair:
     """Fit rows of the pair with prescribed spectra and angle."""
-    parts = [
-        Synthetic(role, n_samples=60, n_features=D, angle=angle, **options).load().fit.x  # type: ignore[arg-type]
-        for role in ("pretrain", "harmful")
-    ]
-    return parts[0], parts[1]
+    sources = (Synthetic(role, n_samples=60, n_features=D, angle=angle, condition=condition) for role in ROLES)
+    pretrain, harmful = (source.load().fit.x for source in sources)
+    return pretrain, harmful
 
 
-def grams(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def grams(pair: Pair) -> Pair:
     return pair[0].T @ pair[0], pair[1].T @ pair[1]
 
 
@@ -52,11 +53,10 @@ RISING, FALLING = torch.logspace(0, -1, D), torch.logspace(-1, 0, D)
 
 def test_effective_ranks_against_their_definitions() -> None:
     values = torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64)
-    p = [0.5, 0.25, 0.125, 0.125]
     for scale in (1.0, 1e-9):
         ranks = effective_ranks(scale * values)
-        assert ranks["entropy"] == pytest.approx(math.exp(-sum(q * math.log(q) for q in p)))
-        assert ranks["participation"] == pytest.approx(1 / sum(q * q for q in p))
+        assert ranks["entropy"] == pytest.approx(math.exp(entropy(values)))
+        assert ranks["participation"] == pytest.approx(8**2 / (4**2 + 2**2 + 1 + 1))
 
 
 def test_whitening_limit_is_what_whitening_leaves() -> None:
@@ -88,16 +88,10 @@ def test_rows_are_described_by_their_numbers() -> None:
 
 
 def test_singular_values_are_taken_of_mapped_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[Tensor] = []
-
-    def counted(x: Tensor) -> Tensor:
-        taken.append(x)
-        return torch.linalg.svdvals(x)
-
-    monkeypatch.setattr(condition, "svdvals", counted)
+    monkeypatch.setattr(condition, "svdvals", taken := Mock(wraps=torch.linalg.svdvals))
     fit = rows(60, RISING, 11), rows(60, FALLING, 12)
     forecast(fit, (fit, (rows(50, RISING, 13), rows(50, FALLING, 14))))
-    assert len(taken) == 4  # those of D_P and D_H on two parts; compressed rows have them as lengths
+    assert taken.call_count == 4  # those of D_P and D_H on two parts; compressed rows have them as lengths
 
 
 # Alignment.
@@ -107,11 +101,9 @@ def test_singular_values_are_taken_of_mapped_rows_alone(monkeypatch: pytest.Monk
 def test_prescribed_angle_is_found(angle: float) -> None:
     found = align(*grams(synthetic(angle)), 3)
     cosine = math.cos(math.radians(angle))
-    torch.testing.assert_close(found.cosines, torch.full((3,), cosine, dtype=torch.float64), atol=1e-9, rtol=0)
-    assert found.score == pytest.approx(3 * cosine, abs=1e-9)
-    assert found.normalized == pytest.approx(cosine, abs=1e-9)
+    assert [*found.cosines, found.normalized, found.score / 3] == pytest.approx([cosine] * 5, abs=1e-9)
     # the partners of the first three lie in the other half of the spectrum
-    torch.testing.assert_close(found.angles, torch.full((3,), angle, dtype=torch.float64), atol=1e-5, rtol=0)
+    assert found.angles.tolist() == pytest.approx([angle] * 3, abs=1e-5)
 
 
 def test_alignment_depends_neither_on_scale_nor_on_order_of_the_two() -> None:
@@ -139,10 +131,10 @@ def test_as_many_vectors_as_there_are_where_ten_are_not() -> None:
     assert forecast(wide, (wide, wide)).alignment.top_k == TOP_K
 
 
-@pytest.mark.parametrize("top_k", [0, -1, D + 1])
-def test_more_vectors_than_there_are(top_k: int) -> None:
-    with pytest.raises(ValueError, match=f"top_k={top_k} .* D = {D}"):
-        align(*grams(synthetic(30)), top_k)
+def test_more_vectors_than_there_are() -> None:
+    for top_k in (0, -1, D + 1):
+        with pytest.raises(ValueError, match=f"top_k={top_k} .* D = {D}"):
+            align(*grams(synthetic(30)), top_k)
 
 
 # The map, measured.
@@ -152,14 +144,11 @@ def test_more_vectors_than_there_are(top_k: int) -> None:
 def test_measured_rir_is_that_of_the_features(n: int) -> None:
     pair = rows(n, RISING, 0), rows(n + 1, FALLING, 1)
     theta = rows(D, torch.ones(D), 2)
-    found = measure(theta, pair, rho=0.1)
-    for name, ratio in found.items():
-        wanted = immunization_ratio(
-            *(spectrum_of(x @ theta) for x in pair), *(spectrum_of(x) for x in pair), name, rho=0.1
-        )
-        assert ratio.rir == pytest.approx(wanted.rir, rel=1e-9)
-        assert ratio.ratio_harmful == pytest.approx(wanted.ratio_harmful, rel=1e-9)
-        assert ratio.kappa_pretrain.n_samples == n
+    spectra = [spectrum_of(x @ of) for of in (theta, torch.eye(D, dtype=torch.float64)) for x in pair]
+    for name, found in measure(theta, pair, rho=0.1).items():
+        wanted = immunization_ratio(*spectra, name, rho=0.1)
+        assert (found.rir, found.ratio_harmful) == pytest.approx((wanted.rir, wanted.ratio_harmful), rel=1e-9)
+        assert found.kappa_pretrain.n_samples == n
 
 
 def test_bound_is_attained_on_the_rows_of_the_fit() -> None:
