@@ -18,6 +18,7 @@ from immunize.evaluation.attacks import (
     ImagesAlone,
     KernelRidge,
     LinearMap,
+    PublicReference,
     Rows,
 )
 from immunize.evaluation.attacks.curves import RESOURCES, Curve, Point, Trace, best_so_far, horizon_of, look_steps
@@ -53,26 +54,25 @@ def test_key_holds_everything_that_changes_numbers(monkeypatch: pytest.MonkeyPat
     assert len(store) == 8
 
 
-def test_reference_is_part_of_the_key_of_attacks_that_use_it() -> None:
+def test_reference_is_part_of_the_key_of_attacks_that_use_it_and_all_of_that_of_attacks_on_theta_0_alone() -> None:
     store, data = Memory(), classes(ill_conditioned(3), sizes=SMALL)
     back = Entry("map", LinearMap(tier="T5", inner={"gd": GD.attack}), {})
-    attack_all(data, [GD, back], Budget(20), 0, store=store)
-    other = AttackData(data.train, data.validation, data.test, 4, reference=classes(ill_conditioned(9), sizes=SMALL))
-    attack_all(other, [GD, back], Budget(20), 0, store=store)
-    assert len(store) == 3
+    public = Entry("public", PublicReference(tier="T5", inner={"gd": GD.attack}), {})
+    other, ours = classes(seed=1, sizes=SMALL), (data.train, data.validation, data.test, 4)
+    changed = AttackData(*ours, reference=classes(ill_conditioned(9), sizes=SMALL))
+    found = []
+    for rows, number in ((data, 3), (changed, 5), (classes(sizes=SMALL), 7), (other, 10)):
+        found.append(attack_all(rows, [GD, back, public], Budget(20), 0, store=store)["public"])
+        assert len(store) == number
+    assert found[0] == found[2] != found[1]  # the same θ_0
 
 
 def test_attack_without_what_it_needs_is_skipped_with_the_reason() -> None:
-    data = classes(sizes=SMALL)
+    data, inner = classes(sizes=SMALL), {"gd": GD.attack}
     bare = AttackData(data.train, data.validation, data.test, 4)
-    entries = [
-        Entry("lora", ImagesAlone(tier="T4", inner={"gd": GD.attack}), {}),
-        Entry("map", LinearMap(tier="T5", inner={"gd": GD.attack}), {}),
-    ]
-    cells = attack_all(bare, entries, Budget(5), 0)
-    assert {name: cell["status"] for name, cell in cells.items()} == {"lora": "skipped", "map": "skipped"}
-    assert "weights" in cells["lora"]["reason"]
-    assert "θ_0" in cells["map"]["reason"]
+    for attack, words in ((ImagesAlone(tier="T4", inner=inner), "weights"), (LinearMap(tier="T5", inner=inner), "θ_0")):
+        cell = attack_all(bare, [Entry("lora", attack, {})], Budget(5), 0)["lora"]
+        assert (cell["status"], words in cell["reason"]) == ("skipped", True)
 
 
 def test_tiers() -> None:
@@ -251,25 +251,15 @@ def point(steps: int, validation: float, test: float, flops: float = 1.0) -> Poi
     return Point(Cost(steps, 0.5 * steps, 10 * steps, flops * steps), validation, test)
 
 
-def test_choice_is_by_validation_and_value_is_test() -> None:
+def test_choice_is_by_validation_and_value_is_test_and_of_equals_the_cheaper_counts() -> None:
     slow = [point(1, 0.2, 0.9), point(4, 0.8, 0.7), point(9, 0.7, 1.0)]
     fast = [point(1, 0.5, 0.4), point(2, 0.6, 0.5)]
     curve = best_so_far([("slow", slow), ("fast", fast)])
-    assert [(p.cost.steps, p.test) for p in curve.points] == [(1, 0.4), (2, 0.5), (4, 0.7)]
+    assert curve.points == (*fast, slow[1])  # not its last point, whose test score nobody would have known
     assert curve.labels == ("fast", "fast", "slow")
-    assert curve.best == slow[1]  # not its last point, whose test score nobody would have known
-
-
-def test_of_equal_validation_scores_the_cheaper_counts() -> None:
-    curve = best_so_far([("dear", [point(3, 0.5, 0.1, flops=9)]), ("cheap", [point(3, 0.5, 0.2), point(7, 0.5, 0.9)])])
-    assert curve.labels == ("cheap",)
-    assert curve.points[0].cost.flops == 3
-
-
-def test_cost_of_a_score_and_nothing_at_all() -> None:
-    curve = best_so_far([("a", [point(1, 0.1, 0.1), point(5, 0.6, 0.55), point(8, 0.9, 0.95)])])
-    assert curve.cost_of(0.55) == 5
-    assert curve.cost_of(0.96) is None
+    assert (curve.best, curve.cost_of(0.5), curve.cost_of(0.71)) == (slow[1], 2, None)
+    dear, cheap = [point(3, 0.5, 0.1, flops=9)], [point(3, 0.5, 0.2), point(7, 0.5, 0.9)]
+    assert best_so_far([("dear", dear), ("cheap", cheap)]).points == (cheap[0],)
     assert best_so_far([]).best is None
 
 
@@ -323,32 +313,21 @@ TO_MEASURE_BY = attacked((1, 0.3), (10, 0.6)).curve
 
 
 @pytest.mark.parametrize(
-    ("reached", "area", "steps", "deviation"), [(0.6, 1, (1, 1), 0), (0.1, 0, (None, None), 5 / 6)]
+    ("points", "last", "numbers", "steps"),
+    [
+        ([(1, 0.6)], 1000, (1, 1, 0), (1, 1)),  # θ_0 at once
+        ([(1, 0.1)], 1000, (0, 0, 5 / 6), (None, None)),
+        ([(10, 0.3), (100, 0.5)], 1000, ((0 + 0.4 + 0.8) / 3, 0.8, 1 / 6), (100, None)),  # the mean over decades
+        ([(10, 0.3), (1000, 0.9)], 100, (0.4 / 2, 0.4, 0.5), (None, None)),  # what comes after the last does not count
+    ],
 )
-def test_theta_0_at_once_has_area_one_and_nothing_learned_none(
-    reached: float, area: float, steps: tuple, deviation: float
-) -> None:
-    found = horizon_of(attacked((1, reached)).curve, TO_MEASURE_BY, 0.1, 1000)
-    assert [found[name] for name in ("area", "end", "deviation")] == pytest.approx([area, area, deviation])
-    assert found["steps"] == steps
+def test_numbers_of_a_horizon(points: list, last: int, numbers: tuple, steps: tuple) -> None:
+    found = horizon_of(attacked(*points).curve, TO_MEASURE_BY, 0.1, last)
+    assert (found["area"], found["end"], found["deviation"]) == pytest.approx(numbers)
+    assert (found["steps"], found["curve"]) == (steps, tuple(of for of in points if of[0] <= last))
 
 
-def test_area_is_the_mean_of_retention_over_the_logarithm_of_steps() -> None:
-    """Nothing until 10, .4 of θ_0's end until 100, .8 until 1,000."""
-    found = horizon_of(attacked((10, 0.3), (100, 0.5)).curve, TO_MEASURE_BY, 0.1, 1000)
-    assert found["area"] == pytest.approx((0 + 0.4 + 0.8) / 3)
-    assert found["steps"] == (100, None)
-    assert found["curve"] == ((10, 0.3), (100, 0.5))
-
-
-def test_what_comes_after_the_last_step_does_not_count() -> None:
-    """The attacker was given 1,000 steps, θ_0's longest candidate took 100."""
-    found = horizon_of(attacked((10, 0.3), (1000, 0.9)).curve, TO_MEASURE_BY, 0.1, 100)
-    assert [found[name] for name in ("area", "end", "deviation")] == pytest.approx([0.4 / 2, 0.4, 0.5])
-    assert (found["steps"], found["curve"]) == ((None, None), ((10, 0.3),))
-    assert horizon_of(attacked((1000, 0.9)).curve, TO_MEASURE_BY, 0.1, 100) is None
-
-
-def test_where_theta_0_learns_nothing_there_is_no_number() -> None:
-    assert horizon_of(TO_MEASURE_BY, attacked((1, 0.1)).curve, 0.1, 1000) is None
-    assert horizon_of(attacked().curve, TO_MEASURE_BY, 0.1, 1000) is None
+def test_where_theta_0_learns_nothing_or_there_is_no_point_there_is_no_number() -> None:
+    late, nothing = attacked((1000, 0.9)).curve, [attacked((1, 0.1)).curve, attacked().curve]
+    for curve, theta_0 in ((late, TO_MEASURE_BY), *((TO_MEASURE_BY, of) for of in nothing)):
+        assert horizon_of(curve, theta_0, 0.1, 100) is None
