@@ -180,6 +180,7 @@ def test_words_for_shrinkage_are_chosen_on_the_rows_of_each_map() -> None:
 
 ONES, SIXTY = torch.ones(D), torch.logspace(0, -1, 60)
 EASY = rows(2000, RISING, 0), rows(2000, FALLING, 1)
+LITTLE = rows(20, FALLING, 1)
 WEAK = torch.cat([torch.tensor([1.4]), torch.ones(D - 1)])
 
 
@@ -196,6 +197,13 @@ WEAK = torch.cat([torch.tensor([1.4]), torch.ones(D - 1)])
             "few_rows",
             r"^not enough samples to know K_P: held-out RIR\* is .*80 rows for 60 columns.*shrinkage=auto",
         ),
+        (
+            (rows(5000, RISING, 0), LITTLE),
+            (rows(5000, FALLING, 2), LITTLE),
+            1e-3,
+            "few_rows",
+            "^not enough samples to know K_H",
+        ),
         (EASY, (rows(2000, FALLING, 4), rows(2000, RISING, 5)), 1e-3, "not_carried_over", "another distribution"),
         (EASY, (rows(1000, RISING, 2), rows(1000, FALLING, 3)), 1e-3, "possible", r"^can be immunized: held-out RIR\*"),
         ((rows(4000, WEAK, 0), rows(4000, WEAK.roll(1), 1)), None, 1e-3, "weak", "can be immunized weakly"),
@@ -203,15 +211,10 @@ WEAK = torch.cat([torch.tensor([1.4]), torch.ones(D - 1)])
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )
 def test_the_verdict_and_its_reason(fit: Pair, held_out: Pair | None, shrinkage: float, code: str, words: str) -> None:
-    found = judge(forecast(fit, (fit, held_out or fit), top_k=3, shrinkage=shrinkage))
-    assert (found.code, found.immunizable) == (code, code in ("possible", "weak"))
-    assert re.search(words, found.sentence)
-
-
-def test_too_few_rows_of_the_harmful_data() -> None:
-    fit = rows(5000, RISING, 0), rows(20, FALLING, 1)
-    found = forecast(fit, (fit, (rows(5000, FALLING, 2), fit[1])), top_k=3)
-    assert judge(found).sentence.startswith("not enough samples to know K_H")
+    found = forecast(fit, (fit, held_out or fit), top_k=3, shrinkage=shrinkage)
+    verdict = judge(found)
+    assert (verdict.code, verdict.immunizable) == (code, code in ("possible", "weak"))
+    assert re.search(words, verdict.sentence)
     assert "shrinkage=auto" not in judge(found, tunable=False).sentence
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -71,27 +72,20 @@ def test_planted_immunization_is_found(immunized: dict[str, Any]) -> None:
 def test_probe_of_the_immunized_features_is_slower(immunized: dict[str, Any]) -> None:
     curves = immunized["curves"]["probe"]
     assert curves.keys() == {"gd", "adam"}
-    for optimizer, steps in (("gd", 40), ("adam", 20)):
-        for role in ROLES:
-            last = min(steps, 30) if role == "pretrain" else steps
-            for which in WHICH:
-                curve = curves[optimizer][role][which]
-                assert curve["steps"][-1] == last
-                assert immunized["probe_accuracy"][optimizer][role][which]["end"] == curve["accuracy"][-1]
+    for (optimizer, steps), role, which in itertools.product(SMALL.probe_steps.items(), ROLES, WHICH):
+        curve = curves[optimizer][role][which]
+        assert curve["steps"][-1] == (min(steps, 30) if role == "pretrain" else steps)
+        assert immunized["probe_accuracy"][optimizer][role][which]["end"] == curve["accuracy"][-1]
     at_30 = {which: immunized["probe_accuracy"]["gd"]["harmful"][which]["30"] for which in WHICH}
     assert at_30["immunized"] < at_30["theta_0"]
     assert curves["gd"]["pretrain"]["immunized"] == curves["gd"]["pretrain"]["theta_0"]
 
 
 def test_spectra_are_those_that_kappa_is_over(immunized: dict[str, Any]) -> None:
-    for part in PARTS:
-        for role in ROLES:
-            for which, key in (("immunized", f"kappa_{role}"), ("theta_0", f"kappa_{role}_baseline")):
-                of = immunized["spectra"][part][role][which]
-                numbers = immunized["metrics"][part]["spectrum"]
-                assert of["index"] == list(range(1, of["rank"] + 1))
-                assert of["rank"] == numbers["facts"][key]["rank"]
-                assert of["sigma"][0] / of["sigma"][-1] == pytest.approx(numbers[key], rel=1e-12)
+    for part, role, (which, of) in itertools.product(PARTS, ROLES, (("immunized", ""), ("theta_0", "_baseline"))):
+        spectrum, numbers = immunized["spectra"][part][role][which], immunized["metrics"][part]["spectrum"]
+        assert spectrum["rank"] == numbers["facts"][f"kappa_{role}{of}"]["rank"] == len(spectrum["index"])
+        assert spectrum["sigma"][0] / spectrum["sigma"][-1] == pytest.approx(numbers[f"kappa_{role}{of}"], rel=1e-12)
 
 
 def test_a_seed_repeats_and_another_draws_other_groups() -> None:

@@ -32,8 +32,8 @@ def by_autograd(data: Task, optimizer: str, steps: int) -> dict[int, float]:
     x, y, x_test, y_test = data
     size = float(torch.linalg.eigvalsh(x.T @ x / len(x))[-1]) ** 0.5
     weights = torch.zeros(x.shape[1], CLASSES, dtype=torch.float64, requires_grad=True)
-    rules = {"gd": partial(torch.optim.SGD, lr=2.0), "adam": partial(torch.optim.Adam, lr=0.03)}
-    rule = rules.get(optimizer, partial(torch.optim.SGD, lr=1.0))([weights])
+    adam, of_gd = partial(torch.optim.Adam, lr=0.03), partial(torch.optim.SGD, lr=2.0 if optimizer == "gd" else 1.0)
+    rule = (adam if optimizer == "adam" else of_gd)([weights])
     found = {}
     for step in range(1, steps + 1):
         rule.zero_grad()
@@ -115,28 +115,26 @@ def test_sgd_depends_on_its_seed_alone() -> None:
     assert probe(*data, "gd", 20).batches_per_epoch == 1
 
 
+TEST = ("x_test", "y_test")
+X, Y = torch.ones(120, 6), torch.arange(120) % 3
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"optimizer": "lbfgs"}, "unknown optimizer 'lbfgs' of the probe; there are gd"),
         ({"steps": 0}, "at least one step"),
-        ({"y": torch.zeros(3, dtype=torch.int64)}, "120 and 120 rows of features have 3 and 120 labels"),
-        ({"x": torch.zeros(120, 6)}, "not all zero"),
-        ({"x": torch.full((120, 6), math.nan)}, "finite"),
-        ({"x_test": torch.full((120, 6), math.nan)}, "finite"),
-        (
-            {"x_test": torch.ones(0, 6), "y_test": torch.zeros(0, dtype=torch.int64)},
-            "rows to be fitted to and measured on",
-        ),
-        ({"x": torch.ones(0, 6), "y": torch.zeros(0, dtype=torch.int64)}, "rows to be fitted to and measured on"),
-        *(({name: torch.arange(120) % 3 - 1}, "numbered from 0") for name in ("y", "y_test")),
+        ({"y": Y[:3]}, "120 and 120 rows of features have 3 and 120 labels"),
+        ({"x": 0 * X}, "not all zero"),
+        *(({name: math.nan * X}, "finite") for name in ("x", "x_test")),
+        *(({name: X[:0], of: Y[:0]}, "rows to be fitted to and measured on") for name, of in (("x", "y"), TEST)),
+        *(({name: Y - 1}, "numbered from 0") for name in ("y", "y_test")),
     ],
 )
 def test_mistakes_are_told(change: dict[str, object], message: str) -> None:
-    arguments: dict[str, object] = dict(zip(("x", "y", "x_test", "y_test"), task(), strict=True))
-    arguments |= {"optimizer": "gd", "steps": 5} | change
+    arguments: dict[str, object] = dict(zip(("x", "y", *TEST), task(), strict=True))
     with pytest.raises(ValueError, match=message):
-        probe(**arguments)  # type: ignore[arg-type]
+        probe(**arguments | {"optimizer": "gd", "steps": 5} | change)  # type: ignore[arg-type]
 
 
 # Products by oneDNN are those of PyTorch up to rounding; what oneDNN cannot multiply, to the last bit.

@@ -41,8 +41,7 @@ def entries() -> tuple[Entry, ...]:
 
 @functools.cache
 def cells_of(kind: str) -> dict:
-    theta = {"plain": None, "planted": ill_conditioned(1e4)}[kind]
-    return attack_all(classes(theta), entries(), BUDGET, 0)
+    return attack_all(classes(ill_conditioned(1e4) if kind == "planted" else None), entries(), BUDGET, 0)
 
 
 def tuned_by_scikit_learn(data: AttackData) -> float:
@@ -62,16 +61,14 @@ def test_undefended_model_gives_every_tier_what_scikit_learn_gets(name: str) -> 
 
 @pytest.mark.slow
 def test_planted_ill_conditioned_map_stops_t0_and_not_t2() -> None:
-    results = {
-        name: [judging.compare(in_tier(cells_of("planted"), name), in_tier(cells_of("plain"), name))]
-        for name in ("T0", "T1", "T2", "T3", "T5")
-    }
-    assert results["T0"][0].held is True
-    assert results["T0"][0].score < results["T0"][0].score_reference - 0.05
+    both = (cells_of("planted"), cells_of("plain"))
+    results = {name: judging.compare(*(in_tier(of, name) for of in both)) for name in ("T0", "T1", "T2", "T3", "T5")}
+    assert results["T0"].held is True
+    assert results["T0"].score < results["T0"].score_reference - 0.05
     for name in ("T2", "T3", "T5"):
-        assert results[name][0].held is False, name
-        assert results[name][0].score == pytest.approx(results[name][0].score_reference, abs=ONE_POINT)
-    verdict = judging.judge(results)
+        assert results[name].held is False, name
+        assert results[name].score == pytest.approx(results[name].score_reference, abs=ONE_POINT)
+    verdict = judging.judge({name: [result] for name, result in results.items()})
     assert verdict["unbroken_up_to"] in ("T0", "T1")
     assert verdict["first_broken"] in ("T1", "T2")
 
@@ -84,28 +81,26 @@ def test_pure_rescale_changes_no_scale_free_score() -> None:
     times = few.mapped(lambda x: 1024 * x)  # a power of two: no rounding
     plain, scaled = (attack_all(data, entries(), Budget(100), 0) for data in (few, times))
     for name in free:
-        of = {
-            key: [cell[name]["curves"]["steps"][key] for cell in (plain, scaled)]
-            for key in ("steps", "validation", "test")
-        }
-        assert all(a == pytest.approx(b, abs=1e-12) for a, b in of.values()), name
+        for key in ("steps", "validation", "test"):
+            one, other = (cell[name]["curves"]["steps"][key] for cell in (plain, scaled))
+            assert one == pytest.approx(other, abs=1e-12), name
     assert plain["sgd_raw"]["curves"]["steps"]["test"] != scaled["sgd_raw"]["curves"]["steps"]["test"]
 
 
 def test_diverging_attack_is_not_a_success_of_the_defence() -> None:
-    wild = Entry("wild", GradientDescent(tier="T0", step="fixed", multipliers=(9.0,)), {})
-    tame = Entry("tame", GradientDescent(tier="T0", step="fixed", multipliers=(1.0,)), {})
-    fine = in_tier(attack_all(classes(), [tame], BUDGET, 0), "T0")
-    theirs = attack_all(classes(ill_conditioned(1e4)), [wild], BUDGET, 0)
-    assert theirs["wild"]["status"] == "diverged"
-    alone = judging.compare(in_tier(theirs, "T0"), fine)
-    assert alone.held is None
-    assert "wild" in alone.reason
-    together = in_tier(attack_all(classes(ill_conditioned(1e4)), [wild, tame], BUDGET, 0), "T0")
-    undecided = judging.compare(together, fine)  # it would have held, but one of the attacks failed by itself
-    assert undecided.held is None
-    broken = judging.compare(in_tier(attack_all(classes(), [wild, tame], BUDGET, 0), "T0"), fine)
-    assert broken.held is False  # one attack that succeeds is enough
+    wild, tame = (
+        Entry(name, GradientDescent(tier="T0", step="fixed", multipliers=(length,)), {})
+        for name, length in (("wild", 9.0), ("tame", 1.0))
+    )
+    easy, hard = classes(), classes(ill_conditioned(1e4))
+
+    def compared(data: AttackData, *entries: Entry) -> judging.TierResult:
+        return judging.compare(*(in_tier(attack_all(*of, BUDGET, 0), "T0") for of in ((data, entries), (easy, [tame]))))
+
+    alone = compared(hard, wild)
+    assert (alone.held, "wild" in alone.reason) == (None, True)
+    assert compared(hard, wild, tame).held is None  # it would have held, but one of the attacks failed by itself
+    assert compared(easy, wild, tame).held is False  # one attack that succeeds is enough
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +12,18 @@ from sklearn.kernel_ridge import KernelRidge as SkKernelRidge
 
 from immunize.errors import UserError
 from immunize.evaluation.attacks import (
+    Attack,
     AttackData,
     Budget,
     FirstOrder,
+    FullFinetune,
     GradientDescent,
     ImagesAlone,
     KernelRidge,
+    LastBlock,
     Lbfgs,
     LinearMap,
+    Lora,
     NearestNeighbours,
     PublicReference,
     Repaired,
@@ -30,8 +35,8 @@ from immunize.evaluation.attacks.prepared import REPAIRS
 from tests.evaluation.attacks.making import C, D, classes, ill_conditioned, regression
 
 GD = GradientDescent(tier="T3", step="fixed", multipliers=(1.0,))
+PUBLIC = PublicReference(tier="T5", inner={"gd": GD})
 PLANTED = ill_conditioned(1e4)
-FIRST_ORDER = {"tier": "T1", "optimizer": torch.optim.SGD, "learning_rates": (0.1,)}
 
 
 def test_repairs_do_what_they_are_called_by() -> None:
@@ -90,7 +95,7 @@ def test_inner_attacks_that_cannot_solve_the_task_are_left_out() -> None:
 
 def test_public_reference_costs_nothing_but_the_probe() -> None:
     data = classes(PLANTED)
-    (used,) = PublicReference(tier="T5", inner={"gd": GD}).run(data, Budget(30), 0).traces
+    (used,) = PUBLIC.run(data, Budget(30), 0).traces
     (plain,) = GD.run(data.reference, Budget(30), 0).traces
     assert [(p.cost.steps, p.test) for p in used.points] == [(p.cost.steps, p.test) for p in plain.points]
 
@@ -141,34 +146,30 @@ def test_kernel_ridge_is_that_of_scikit_learn_and_tells_classes_of_equal_means_a
     assert max(trace.points[0].test for trace in numbers.traces) > 0.6
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Repaired(tier="T3", repair="pray", inner={"gd": GD}),
-        lambda: Repaired(tier="T3", repair="whiten", inner={}),
-        lambda: Repaired(tier="T3", repair="centre", inner={"deep": PublicReference(tier="T5", inner={"gd": GD})}),
-        lambda: LinearMap(tier="T5", inner={"gd": GD}, rows=(1,)),
-        lambda: NearestNeighbours(tier="T3", neighbours=(0,)),
-        lambda: KernelRidge(tier="T3", widths=(), penalties=(1.0,)),
-        lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(0.0,)),
-        lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(1.0,), max_rows=1),
-        lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(1.0,), first_rows=1),
-        lambda: KernelRidge(tier="T3", widths=(1.0,), penalties=(1.0,), keep=0),
-        lambda: StageProbes(tier="T3", inner={}),
-        lambda: ImagesAlone(tier="T5", inner={"gd": GD}, side=0),
-        lambda: GradientDescent(tier="T9", step="fixed"),
-        lambda: GradientDescent(tier="T0", step="newton"),
-        lambda: GradientDescent(tier="T0", step="fixed", multipliers=()),
-        lambda: Ridge(tier="T2", penalties=(0.1, float("nan"))),
-        *(
-            lambda changed=changed: FirstOrder(**FIRST_ORDER | changed)
-            for changed in (
-                *({"head": "cnn"}, {"precision": "float16"}, {"learning_rates": ()}),
-                *({"cosine": (2.0,)}, {"batch_size": 1}),
-            )
-        ),
-    ],
-)
-def test_bad_settings_are_refused(make) -> None:
+INNER, TRAINED = {"inner": {"gd": GD}}, {"optimizer": torch.optim.SGD, "learning_rates": (0.1,)}
+FIRST_ORDER = [{"head": "cnn"}, {"precision": "float16"}, {"learning_rates": ()}, {"cosine": (2.0,)}, {"batch_size": 1}]
+FINE_TUNING = [{"learning_rates": ()}, {"shift": 1.0}, {"steps": 0}, {"batch_size": 1}, {"flops": 0.0}]
+KERNELS = [{"widths": ()}, {"penalties": (0.0,)}, {"max_rows": 1}, {"first_rows": 1}, {"keep": 0}]
+SETTINGS: dict[type[Attack], tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    Repaired: (INNER | {"repair": "centre"}, [{"repair": "pray"}, {"inner": {}}, {"inner": {"deep": PUBLIC}}]),
+    LinearMap: (INNER, [{"rows": (1,)}]),
+    NearestNeighbours: ({"neighbours": (1,)}, [{"neighbours": (0,)}]),
+    KernelRidge: ({"widths": (1.0,), "penalties": (1.0,)}, KERNELS),
+    StageProbes: (INNER, [{"inner": {}}]),
+    ImagesAlone: (INNER, [{"side": 0}]),
+    GradientDescent: ({"step": "fixed"}, [{"tier": "T9"}, {"step": "newton"}, {"multipliers": ()}]),
+    Ridge: ({"penalties": (0.1,)}, [{"penalties": (0.1, float("nan"))}]),
+    FirstOrder: (TRAINED, FIRST_ORDER),
+    FullFinetune: (TRAINED, FINE_TUNING),
+    LastBlock: (TRAINED, [{"tuning_steps": 0}, {"shift": 0.1}, {"flip": True}]),  # its trunk sees an image once
+    Lora: (TRAINED | {"ranks": (1,)}, [{"ranks": ()}, {"ranks": (0,)}, {"batch_statistics": True}]),
+}
+"""Of each attack some that are fine, and changes that are not."""
+
+
+@pytest.mark.parametrize(("kind", "bad"), [(kind, bad) for kind, (_, several) in SETTINGS.items() for bad in several])
+def test_bad_settings_are_refused(kind: type[Attack], bad: dict[str, Any]) -> None:
+    good = {"tier": "T0"} | SETTINGS[kind][0]
+    kind(**good)
     with pytest.raises(UserError):
-        make()
+        kind(**good | bad)
