@@ -8,6 +8,7 @@ import functools
 import math
 from collections import OrderedDict
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -330,19 +331,13 @@ def test_weights_and_images_are_part_of_the_key() -> None:
 
 def test_images_that_are_too_many_for_the_memory_are_computed_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     x, _ = images()
-    asked: list[int] = []
-
-    def source(numbers: np.ndarray) -> torch.Tensor:
-        asked.extend(numbers.tolist())
-        return x[torch.from_numpy(numbers)]
-
+    source = Mock(side_effect=lambda numbers: x[torch.from_numpy(numbers)])
     kept = Inputs(source, N)
     for _ in range(2):
         assert torch.equal(kept.at(np.array([3, 1])), x[[3, 1]])
-    assert len(asked) == 1 + N
     monkeypatch.setattr("immunize.evaluation.attacks.network.IN_MEMORY", 100)
     assert torch.equal(Inputs(source, N).at(np.array([3, 1])), x[[3, 1]])
-    assert len(asked) == 1 + N + 1 + 2
+    assert [len(asked.args[0]) for asked in source.call_args_list] == [1, N, 1, 2]
 
 
 def test_a_share_is_drawn_once_with_two_classes_and_the_same_for_everybody() -> None:

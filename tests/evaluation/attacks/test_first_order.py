@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from immunize.evaluation.attacks import AttackData, Budget, FirstOrder
 from immunize.evaluation.attacks.curves import look_steps
-from immunize.evaluation.attacks.first_order import HEADS, HeadTask, Lockstep, flops_per_row, new_head, outputs_of
+from immunize.evaluation.attacks.first_order import HEADS, HeadTask, Lockstep, flops_per_row, new_head
 from immunize.evaluation.attacks.scoring import target_matrix
 from tests.evaluation.attacks.making import classes, regression, score
 
@@ -101,29 +101,6 @@ def test_lockstep_is_the_plain_loop_of_every_optimizer_and_head(optimizer: str, 
     for candidate, (rate, steps, cosine) in zip(race.candidates, ways, strict=True):
         assert candidate.step == steps
         assert_same(candidate, *alone(data, make, rate, steps, head=head, cosine=cosine))
-
-
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("head", HEADS)
-def test_gradients_are_those_of_autograd(head: str, task: str) -> None:
-    data = TASKS[task]
-    # to the bit, but for a hidden layer's: its products have another shape
-    exact = head != "mlp"
-    about = HeadTask(attack(head=head, hidden=HIDDEN, precision="float32" if exact else "float64"), data, SEED)
-    draws = torch.Generator().manual_seed(SEED)
-    starts = [torch.randn(3, *parameter.shape, generator=draws).to(about.dtype) for parameter in about.start()]
-    x, y = about.x[:BATCH], about.y[:BATCH]
-    outputs = outputs_of(head, [parameter.requires_grad_() for parameter in starts], x)
-    if data.n_classes:
-        loss = nn.functional.cross_entropy(outputs, y.expand(3, -1), reduction="sum") / BATCH
-    else:
-        loss = nn.functional.mse_loss(outputs, y.T.expand_as(outputs), reduction="sum") / BATCH
-    expected = torch.autograd.grad(loss, starts)
-    found = about.gradients([parameter.detach() for parameter in starts], x, y)
-    if exact:
-        assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
-    else:
-        torch.testing.assert_close(list(found), list(expected), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("head", HEADS)
