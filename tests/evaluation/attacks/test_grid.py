@@ -32,26 +32,18 @@ GD = Entry("gd", GradientDescent(tier="T0", step="fixed", multipliers=(1.0,)), {
 
 
 def test_key_holds_everything_that_changes_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, data, once = Memory(), classes(sizes=SMALL), [1.0]
-    shifted = AttackData(data.train, data.validation, Rows(data.test.x + 1e-9, data.test.y), 4)
-    for number, (rows, multipliers, budget, seed) in enumerate(
-        (
-            (data, once, Budget(20), 0),
-            (classes(ill_conditioned(2), sizes=SMALL), once, Budget(20), 0),
-            (shifted, once, Budget(20), 0),
-            (data, [2.0], Budget(20), 0),
-            (data, once, Budget(21), 0),
-            (data, once, Budget(20, 1e9), 0),
-            (data, once, Budget(20), 1),
-        )
-    ):
-        attack_all(rows, [Entry("a name", GD.attack, {"multipliers": multipliers})], budget, seed, store=store)
-        assert len(store) == number + 1
-    attack_all(data, [GD], Budget(20), 0, store=store)  # another name
-    assert len(store) == 7
+    store, plain, once = Memory(), classes(sizes=SMALL), (1.0,)
+    shifted = AttackData(plain.train, plain.validation, Rows(plain.test.x + 1e-9, plain.test.y), 4)
+
+    def kept(data=plain, *, lengths=once, budget=Budget(20), seed=0, name="a name") -> int:  # noqa: B008
+        attack_all(data, [Entry(name, GD.attack, {"multipliers": lengths})], budget, seed, store=store)
+        return len(store)
+
+    assert [kept(of) for of in (plain, classes(ill_conditioned(2), sizes=SMALL), shifted)] == [1, 2, 3]
+    assert [kept(lengths=(2.0,)), kept(budget=Budget(21)), kept(budget=Budget(20, 1e9)), kept(seed=1)] == [4, 5, 6, 7]
+    assert kept(name="another name") == 7
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)  # sums are rounded otherwise
-    attack_all(data, [GD], Budget(20), 0, store=store)
-    assert len(store) == 8
+    assert kept() == 8
 
 
 def test_reference_is_part_of_the_key_of_attacks_that_use_it_and_all_of_that_of_attacks_on_theta_0_alone() -> None:
