@@ -110,7 +110,11 @@ def test_logistic_loss_is_that_of_plain_columns(
         return torch.hstack([-w, w]) / 2**0.5 if w.shape[1] == 1 else w
 
     v, s = np.random.default_rng(1).standard_normal((2, loss.shape[0] * loss.shape[1]))
-    (found, reduced), curved = answers([(loss, v, None), (loss, v, s)])
+    questions = [(loss, v, None), (loss, v, s), (Logistic(data, penalty=10.0, intercept=intercept), s, None)]
+    (found, reduced), curved, other = answers(questions)
+    alone = [answers([one])[0] for one in questions]
+    for together, apart in zip((found, reduced, curved, *other), (*alone[0], alone[1], *alone[2]), strict=True):
+        assert np.array_equal(together, apart)  # to the last bit
     assert found == pytest.approx(float(plain(lifted(v))), rel=1e-12)
     torch.testing.assert_close(lifted(reduced), gradient(plain, lifted(v)), rtol=0, atol=1e-12)
     assert loss.gradients([v])[0] == pytest.approx(reduced, abs=1e-15)
@@ -329,20 +333,6 @@ def test_ctrl_c_while_a_solver_starts_ends_it_too(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(KeyboardInterrupt):
         lbfgs.together([patient], lambda questions: [None] * len(questions))
     assert ended == [lbfgs._StoppedError]
-
-
-@pytest.mark.parametrize("n_classes", [2, 4])
-def test_answers_together_are_those_alone_to_the_last_bit(n_classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("immunize.evaluation.attacks.logistic.CACHED", 2**12)
-    data = classes(ill_conditioned(1e3), sizes=(600, 50, 50), n_classes=n_classes)
-    losses = [Logistic(data, penalty=penalty) for penalty in (1e-3, 0.1, 10.0)]
-    points = np.random.default_rng(0).standard_normal((3, losses[0].shape[0] * losses[0].shape[1]))
-    questions = [(losses[0], points[0], None), (losses[1], points[1], points[2]), (losses[2], points[2], None)]
-    (value, slope), moved, (other, last) = answers(questions)
-    ((value_alone, slope_alone),), (moved_alone,), ((other_alone, last_alone),) = (answers([one]) for one in questions)
-    assert (value, other) == (value_alone, other_alone)
-    for one, expected in ((slope, slope_alone), (moved, moved_alone), (last, last_alone)):
-        assert np.array_equal(one, expected)
 
 
 SMALL = (80, 60, 2000)

@@ -34,7 +34,8 @@ from immunize.evaluation.attacks import (
     StageProbes,
 )
 from immunize.evaluation.attacks.prepared import REPAIRS
-from tests.evaluation.attacks.making import C, D, classes, ill_conditioned, regression
+from immunize.evaluation.attacks.scoring import target_matrix
+from tests.evaluation.attacks.making import C, D, classes, ill_conditioned, regression, score
 
 GD = GradientDescent(tier="T3", step="fixed", multipliers=(1.0,))
 PUBLIC = PublicReference(tier="T5", inner={"gd": GD})
@@ -99,15 +100,19 @@ def test_public_reference_costs_nothing_but_the_probe() -> None:
     assert [(p.cost.steps, p.test) for p in used.points] == [(p.cost.steps, p.test) for p in plain.points]
 
 
+def by_scikit_learn(data: AttackData, width: float, penalty: float) -> float:
+    """The test score of its kernel ridge regression."""
+    x, y = data.train.x, target_matrix(data, data.train)
+    gamma = 1 / (width * np.median(((x[:, None] - x) ** 2).sum(-1)))
+    model = SkKernelRidge(alpha=penalty, kernel="rbf", gamma=gamma).fit(x, y - y.mean(axis=0))
+    return score(data, data.test, model.predict(data.test.x) + y.mean(axis=0))
+
+
 def test_kernel_ridge_sees_how_far_a_row_is_from_the_span_of_fewer_training_rows() -> None:
     rng = np.random.default_rng(1)
-    train, validation, test = (Rows(rng.standard_normal((n, 30)), rng.standard_normal(n)) for n in (12, 8, 40))
-    data = AttackData(train, validation, test, 0)
+    data = AttackData(*(Rows(rng.standard_normal((n, 30)), rng.standard_normal(n)) for n in (12, 8, 40)), 0)
     found = KernelRidge(tier="T3", widths=(0.5,), penalties=(0.1,)).run(data, Budget(1), 0).traces[0].points[0].test
-    squared, y = ((train.x[:, None] - train.x) ** 2).sum(-1), train.y - train.y.mean()
-    theirs = SkKernelRidge(alpha=0.1, kernel="rbf", gamma=1 / (0.5 * np.median(squared))).fit(train.x, y)
-    left = np.square(test.y - train.y.mean() - theirs.predict(test.x)).sum()
-    assert found == pytest.approx(1 - left / np.square(test.y - train.y.mean()).sum(), abs=1e-9)
+    assert found == pytest.approx(by_scikit_learn(data, 0.5, 0.1), abs=1e-9)
 
 
 def test_kernel_ridge_is_that_of_scikit_learn_and_tells_classes_of_equal_means_apart() -> None:
@@ -121,14 +126,9 @@ def test_kernel_ridge_is_that_of_scikit_learn_and_tells_classes_of_equal_means_a
     attack = KernelRidge(tier="T3", widths=(0.5, 2.0), penalties=(0.1, 1.0))
     traces = attack.run(data, Budget(1), 0).traces
     assert len(traces) == 2 * 2 * 2
-    x = data.train.x
-    squared = ((x[:, None] - x) ** 2).sum(-1)
-    theirs = SkKernelRidge(alpha=1.0, kernel="rbf", gamma=1 / (2.0 * np.median(squared))).fit(
-        x, np.eye(2)[data.train.y] - 0.5
-    )
-    expected = np.mean(theirs.predict(data.test.x).argmax(1) == data.test.y)
+    expected = [by_scikit_learn(data, width, penalty) for width in (0.5, 2.0) for penalty in (0.1, 1.0)]
+    assert [trace.points[0].test for trace in traces[:4]] == pytest.approx(expected)
     assert traces[3].label == "width 2, λ 1, features"
-    assert traces[3].points[0].test == pytest.approx(expected)
     linear = Ridge(tier="T2", penalties=(1e-6,)).run(data, Budget(1), 0).traces[0].points[0].test
     assert linear < 0.65
     assert max(traces, key=lambda trace: trace.points[0].validation).points[0].test > 0.75
