@@ -77,6 +77,7 @@ def test_spectra_are_those_that_kappa_is_over(immunized: dict[str, Any]) -> None
     for part, role, (which, of) in itertools.product(PARTS, ROLES, (("immunized", ""), ("theta_0", "_baseline"))):
         spectrum, numbers = immunized["spectra"][part][role][which], immunized["metrics"][part]["spectrum"]
         assert spectrum["rank"] == numbers["facts"][f"kappa_{role}{of}"]["rank"] == len(spectrum["index"])
+        assert numbers["facts"][f"kappa_{role}{of}"]["n_samples"] == (90 if part == "fit" else 60)
         assert spectrum["sigma"][0] / spectrum["sigma"][-1] == pytest.approx(numbers[f"kappa_{role}{of}"], rel=1e-12)
 
 
