@@ -21,7 +21,7 @@ from immunize.data.images.folders import ImageFolder
 from immunize.data.images.pair import Draw, ImagePair, StreamSampler, stream_loader
 from immunize.data.images.source import SeveralSets, rows_of_sets
 from immunize.data.synthetic import Synthetic
-from immunize.errors import DataError, MissingDataError
+from immunize.errors import DataError
 from tests.composing import compose_config
 from tests.data.image_files import colour, colour_of, truncate, write_classes, write_two_splits
 
@@ -118,26 +118,31 @@ def test_hash_is_of_the_images_and_nothing_else(folders: Path) -> None:
     assert ready(folders).data_hash != data.data_hash
 
 
-def test_bad_options_and_pairs_are_refused(folders: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="synthetic has no images"):
-        ImagePair(Synthetic("pretrain"), ImageFolder("harmful", folders / "h"), batch_size=4)
-    same = {"b": DigitImages("harmful"), "caltech": Caltech101("harmful", root=folders / "h")}
-    for other, name in ((ImageFolder("harmful", folders / "h"), "imagefolder"), (SeveralSets(same), "caltech")):
-        with pytest.raises(DataError, match=rf"D_P and D_H are the same images \({name}\)"):
-            ImagePair(ImageFolder("pretrain", folders / "h"), other, batch_size=4).setup()
-    with pytest.raises(MissingDataError):
-        ImagePair(ImageFolder("pretrain", tmp_path / "no"), ImageFolder("harmful", folders / "h"), batch_size=4).setup()
+def test_pairs_and_sets_that_cannot_be_are_refused(folders: Path) -> None:
+    one, own = {"one": DigitImages("harmful")}, ImageFolder("harmful", folders / "h")
+    gone = ImageFolder("harmful", folders / "nowhere")
+    same = SeveralSets(one | {"caltech": Caltech101("harmful", root=folders / "h")})
+    for made, message in (
+        (lambda: ImagePair(Synthetic("pretrain"), own, batch_size=4), "synthetic has no images"),
+        (ImagePair(own, own, batch_size=4).setup, r"D_P and D_H are the same images \(imagefolder\)"),
+        (ImagePair(own, same, batch_size=4).setup, r"D_P and D_H are the same images \(caltech\)"),
+        (ImagePair(gone, own, batch_size=4).setup, "imagefolder was not found"),
+        (lambda: SeveralSets(one), r"harmful/sets=\[cars,caltech101\]"),
+        (SeveralSets, "there is none"),  # harmful/sets=[] leaves nothing
+        (lambda: SeveralSets(one | one, role="pretrain"), "D_P is one"),
+        (SeveralSets(one | {"other": gone}).require, r"nowhere.*harmful\.sets\.other\.root"),
+    ):
+        with pytest.raises(DataError, match=message):
+            made()
 
 
-def sampler(n: int = 10, batch_size: int = 4, steps: int = 2, **options: int) -> StreamSampler:
-    place = options.pop("rank", 0), options.pop("world", 1)
-    seeds = {"seed": 0, "stream": 0} | options
-    return StreamSampler([range(n)], batch_size, steps, **seeds, place=place)
+def sampler(*sets: range, batch_size: int = 4, steps: int = 2, **options: Any) -> StreamSampler:
+    return StreamSampler(sets or [range(10)], batch_size, steps, **{"seed": 0, "stream": 0} | options)
 
 
-def epochs(found: StreamSampler, count: int) -> list[Draw]:
+def epochs(found: StreamSampler, count: int = 1, first: int = 0) -> list[Draw]:
     draws = []
-    for epoch in range(count):
+    for epoch in range(first, first + count):
         found.set_epoch(epoch)
         draws.extend(found)
         assert len(found) == found.steps
@@ -154,8 +159,8 @@ class Noisy(Dataset[tuple[Tensor, int]]):
         return torch.tensor([row, random.random(), np.random.rand(), float(torch.rand(()))]), row % 3  # noqa: NPY002
 
 
-def batches(images: Dataset[Any], count: int = 1, workers: int = 0, **options: int) -> list[tuple[Tensor, Tensor]]:
-    loader = stream_loader(images, sampler(12, 4, 3, **options), workers=workers)
+def batches(images: Dataset[Any], count: int = 1, workers: int = 0, **options: Any) -> list[tuple[Tensor, Tensor]]:
+    loader = stream_loader(images, sampler(range(12), steps=3, **options), workers=workers)
     read = []
     for epoch in range(count):
         loader.sampler.set_epoch(epoch)
@@ -163,33 +168,33 @@ def batches(images: Dataset[Any], count: int = 1, workers: int = 0, **options: i
     return read
 
 
-def test_each_pass_holds_every_image_at_most_once_and_all_but_the_rest() -> None:
-    draws = epochs(sampler(n=10, batch_size=4, steps=6), 5)
-    passes: dict[int, list[int]] = {}
-    for draw in draws:
-        assert len(draw.rows) == 4
-        passes.setdefault(draw.number, []).extend(draw.rows)
-    assert list(passes) == list(range(15))
-    assert all(len(rows) == len(set(rows)) == 8 for rows in passes.values())
-    assert set().union(*passes.values()) == set(range(10))
-    assert len({tuple(rows) for rows in passes.values()}) == 15  # a new order every time
+def test_each_pass_holds_every_image_at_most_once_in_an_order_of_its_own_however_epochs_are_cut() -> None:
+    draws = epochs(sampler(steps=6), 5)
+    assert [draw.number for draw in draws] == [number // 2 for number in range(30)]
+    passes = [one.rows + other.rows for one, other in zip(draws[::2], draws[1::2], strict=True)]
+    assert all(len(rows) == len(set(rows)) == 8 for rows in passes)
+    assert set().union(*passes) == set(range(10))
+    assert len(set(map(tuple, passes))) == 15
+    assert epochs(sampler(steps=1), 30) == epochs(sampler(steps=30)) == draws
+    assert epochs(sampler(), first=3) == draws[6:8]
+    assert list(sampler(seed=1)) != draws[:2] != list(sampler(stream=1))
 
 
-def test_epochs_go_on_where_the_last_one_stopped_however_they_are_cut() -> None:
-    assert epochs(sampler(steps=1), 12) == epochs(sampler(steps=3), 4) == epochs(sampler(steps=12), 1)
-
-
-def test_epoch_depends_on_its_number_seed_and_stream_alone() -> None:
-    again = sampler()
-    again.set_epoch(3)
-    assert list(again) == list(again) == epochs(sampler(), 4)[6:]
-    assert list(sampler(seed=1)) != list(sampler()) != list(sampler(stream=1))
+def test_processes_share_every_set_and_a_resumed_epoch_goes_on() -> None:
+    sets = range(8), range(8, 20)
+    alone, *shares = (epochs(sampler(*sets, steps=5, place=place), 2) for place in ((0, 1), (0, 2), (1, 2)))
+    assert [draw.number for draw in alone] == list(range(10))
+    for whole, *parts in zip(alone, *shares, strict=True):
+        assert sorted(whole.rows) == sorted(row for part in parts for row in part.rows)
+        assert [sorted(row < 8 for row in part.rows) for part in parts] == [[False, False, True, True]] * 2
+    resumed = sampler(*sets, steps=5)
+    resumed.leave_out(1, 2)
+    assert list(resumed) == alone[7:]
 
 
 def test_data_set_smaller_than_a_batch_is_one_batch_of_equal_shares() -> None:
-    assert sorted(next(iter(sampler(n=3, batch_size=8))).rows) == [0, 1, 2]
-    shares = [next(iter(sampler(n=3, batch_size=8, rank=rank, world=2))).rows for rank in (0, 1)]
-    assert [len(rows) for rows in shares] == [1, 1]
+    assert sorted(next(iter(sampler(range(3)))).rows) == [0, 1, 2]
+    assert [len(next(iter(sampler(range(3), place=(rank, 2)))).rows) for rank in (0, 1)] == [1, 1]
 
 
 def test_augmentation_depends_on_image_and_pass_and_not_on_workers_or_processes() -> None:
@@ -201,7 +206,7 @@ def test_augmentation_depends_on_image_and_pass_and_not_on_workers_or_processes(
     rows = torch.cat([x for x, _ in first])
     for column in (1, 2, 3):
         assert len(rows[:, column].unique()) == 24  # 12 images in 2 passes
-    shares = [batches(Noisy(), 2, rank=rank, world=2) for rank in (0, 1)]
+    shares = [batches(Noisy(), 2, place=(rank, 2)) for rank in (0, 1)]
     together = torch.cat([x for share in shares for x, _ in share])
     assert torch.equal(together[together[:, 1].argsort()], rows[rows[:, 1].argsort()])
 
@@ -251,34 +256,6 @@ def test_a_batch_holds_as_many_images_of_each_set(folders: Path) -> None:
         assert [rows.tolist() for rows in rows_of_sets(y.numpy(), [3, 2])] == [[*range(6)], [*range(6, 12)]]
         seen |= {colour_of(image) for image in x[:6]}
     assert len(seen) == 36  # one pass
-
-
-def test_processes_share_every_set_and_a_resumed_epoch_goes_on() -> None:
-    def draws(rank: int, world: int, epoch: int = 0, done: int = 0) -> list[Any]:
-        sampler = StreamSampler([range(8), range(8, 20)], 4, 5, seed=3, stream=1, place=(rank, world))
-        sampler.leave_out(epoch, done)
-        return list(sampler)
-
-    alone = draws(0, 1)
-    assert [draw.number for draw in alone] == list(range(5))
-    for whole, *shares in zip(alone, draws(0, 2), draws(1, 2), strict=True):
-        assert sorted(whole.rows) == sorted(row for share in shares for row in share.rows)
-        for share in shares:
-            assert sorted(row < 8 for row in share.rows) == [False, False, True, True]
-    assert draws(0, 1, epoch=1, done=2) == draws(0, 1, epoch=1)[2:]
-
-
-def test_what_cannot_be_several_is_refused(tmp_path: Path) -> None:
-    one = {"one": DigitImages("harmful")}
-    with pytest.raises(DataError, match=r"harmful/sets=\[cars,caltech101\]"):
-        SeveralSets(one)
-    with pytest.raises(DataError, match="there is none"):
-        SeveralSets()  # harmful/sets=[] leaves nothing
-    with pytest.raises(DataError, match="D_P is one"):
-        SeveralSets(one | one, role="pretrain")
-    missing = SeveralSets(one | {"other": ImageFolder("harmful", root=tmp_path / "nowhere")})
-    with pytest.raises(MissingDataError, match=r"nowhere.*harmful\.sets\.other\.root"):
-        missing.require()
 
 
 def test_a_second_folder_is_a_set_of_its_own() -> None:
