@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from safetensors.numpy import load_file
 from sklearn import datasets
 
 from immunize import evaluate, train
+from immunize.data import Part
 from immunize.data.arrays import Arrays
 from immunize.data.loading import load_pair
-from immunize.errors import DataError, MissingDataError, UserError
+from immunize.errors import DataError, UserError
 from immunize.evaluation.alignment import measure
 from immunize.evaluation.forecast_verdict import STRONG
 from immunize.pipeline.fit import Telling
@@ -32,18 +34,19 @@ def saved(path: Path, **arrays: Any) -> Path:
     return path
 
 
+def rows_of(part: Part) -> list[int]:
+    """Which rows of X they are."""
+    return [X.tolist().index(row) for row in part.x.tolist()]
+
+
 def test_rows_are_split_and_targets_standardized_by_the_fitted_ones(tmp_path: Path) -> None:
     splits = Arrays("harmful", saved(tmp_path / "a.npz", x=X, y=Y)).load()
-    assert (len(splits.fit), len(splits.held_out)) == (30, 10)
-    assert float(splits.fit.y.mean()) == pytest.approx(0, abs=1e-12)
-    assert float(splits.fit.y.std()) == pytest.approx(1)
-    rows = {tuple(row) for part in (splits.fit, splits.held_out) for row in part.x.tolist()}
-    assert rows == {tuple(row) for row in X.tolist()}  # every row once, as it is
-    which = [X.tolist().index(row) for row in splits.fit.x.tolist()]
-    assert which == sorted(which)
-    scale = Y[which].std(ddof=1)
-    held = [X.tolist().index(row) for row in splits.held_out.x.tolist()]
-    np.testing.assert_allclose(splits.held_out.y.numpy(), (Y[held] - Y[which].mean()) / scale)
+    fit, held_out = rows_of(splits.fit), rows_of(splits.held_out)  # type: ignore[arg-type]
+    assert (len(fit), len(held_out)) == (30, 10)
+    assert sorted(fit + held_out) == list(range(40))
+    assert fit == sorted(fit)
+    for part, rows in ((splits.fit, fit), (splits.held_out, held_out)):
+        np.testing.assert_allclose(part.y.numpy(), (Y[rows] - Y[fit].mean()) / Y[fit].std(ddof=1))  # type: ignore[union-attr]
 
 
 def test_a_constant_target_has_nothing_in_it(tmp_path: Path) -> None:
@@ -93,9 +96,8 @@ def test_labels_are_classes_if_asked_and_each_is_in_both_parts(tmp_path: Path) -
     splits = source.load()
     assert source.task == "classification"
     assert [part.y.bincount().tolist() for part in (splits.fit, splits.held_out)] == [[15, 13, 2], [5, 4, 1]]  # type: ignore[union-attr]
-    where = {tuple(row): label for row, label in zip(X.tolist(), y, strict=True)}
     for part in (splits.fit, splits.held_out):
-        assert [where[tuple(row)] for row in part.x.tolist()] == [(2, 5, 9)[label] for label in part.y.tolist()]  # type: ignore[union-attr]
+        assert y[rows_of(part)].tolist() == [(2, 5, 9)[label] for label in part.y.tolist()]  # type: ignore[arg-type,union-attr]
     for wrong, message in ((y + 0.5, "other than whole numbers"), (np.arange(40), "of class 0 there is 1 row")):
         with pytest.raises(DataError, match=message):
             Arrays("harmful", saved(tmp_path / "b.npz", x=X, y=wrong), classes=True).load()
@@ -105,15 +107,15 @@ def test_files_that_are_no_archive_and_wrong_options_are_refused(tmp_path: Path)
     np.save(tmp_path / "a.npy", X)
     (tmp_path / "b.npz").write_bytes(b"x,y\n1,2\n")
     (tmp_path / "c.npz").write_bytes(b"")
-    for name, message in (("a.npy", "no arrays"), ("b.npz", "cannot be read"), ("c.npz", "cannot be read")):
+    for made, message in (
+        (Arrays("harmful", tmp_path / "a.npy").load, "no arrays"),
+        *((Arrays("harmful", tmp_path / name).load, "cannot be read") for name in ("b.npz", "c.npz")),
+        (Arrays("harmful", tmp_path / "nowhere.npz").require, r"no file .*nowhere\.npz"),
+        (lambda: Arrays("harmful", None), r"harmful\.file="),
+        *((lambda of=of: Arrays("harmful", "a.npz", held_out=of), "between 0 and 1") for of in (0.0, 1.0)),
+    ):
         with pytest.raises(DataError, match=message):
-            Arrays("harmful", tmp_path / name).load()
-    with pytest.raises(MissingDataError, match=r"no file .*nowhere\.npz"):
-        Arrays("harmful", tmp_path / "nowhere.npz").require()
-    with pytest.raises(DataError, match=r"harmful\.file="):
-        Arrays("harmful", None)
-    with pytest.raises(DataError, match="between 0 and 1"):
-        Arrays("harmful", "a.npz", held_out=1.0)
+            made()
 
 
 # method=ours by its defaults on arrays of one's own: (b), and half of the logarithm of what can be reached.
@@ -146,32 +148,24 @@ def files(folder: Path, x_p: Any, y_p: Any, x_h: Any, y_h: Any) -> list[str]:
     return ["harmful=arrays", *(f"{role}.file={folder / role}.npz" for role in ("pretrain", "harmful"))]
 
 
-@pytest.mark.parametrize("method", ["erase", "closed_form", "imma"])
-def test_d_h_may_have_classes_where_d_p_has_numbers_but_for_methods_that_take_its_loss(
-    method: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("method", "of_both", "refused"),
+    [
+        *((method, of_both, "") for method in ("erase", "closed_form") for of_both in (False, True)),
+        ("imma", False, r"objective\.loss=mse knows no classes, but arrays \(harmful\)"),
+        ("ours", True, r"objective\.loss=mse knows no classes, .*choose objective\.loss=ce"),
+    ],
+)
+def test_classes_need_a_loss_of_their_own_only_where_steps_are_taken_with_it(
+    method: str, of_both: bool, refused: str, tmp_path: Path
 ) -> None:
     x_p, y_p, x_h, _ = low_rank()
-    given = files(tmp_path, x_p, y_p, x_h, np.arange(len(x_h)) % 3)
-    cfg = compose_config(*given, "harmful.classes=true", f"method={method}", *SHORT)
-    if method == "imma":
-        with pytest.raises(UserError, match=r"objective\.loss=mse knows no classes, but arrays \(harmful\)"):
-            train.run(cfg, tmp_path / "run", quiet=True)
-    else:
+    given = files(tmp_path, x_p, np.arange(len(x_p)) % 3 if of_both else y_p, x_h, np.arange(len(x_h)) % 3)
+    classes = "harmful.classes=true", f"pretrain.classes={str(of_both).lower()}"
+    cfg = compose_config(*given, *classes, f"method={method}", *SHORT)
+    with pytest.raises(UserError, match=refused) if refused else contextlib.nullcontext():
         record = train.run(cfg, tmp_path / "run", quiet=True)
         assert (record["status"], record["data"]["harmful"]["task"]) == ("finished", "classification")
-
-
-@pytest.mark.parametrize("method", ["erase", "closed_form", "ours"])
-def test_classes_of_both_need_a_loss_only_where_steps_are_taken(method: str, tmp_path: Path) -> None:
-    x_p, _, x_h, _ = low_rank()
-    given = files(tmp_path, x_p, np.arange(len(x_p)) % 3, x_h, np.arange(len(x_h)) % 3)
-    classes = (f"{role}.classes=true" for role in ("pretrain", "harmful"))
-    cfg = compose_config(*given, *classes, f"method={method}", *SHORT)
-    if method == "ours":
-        with pytest.raises(UserError, match=r"objective\.loss=mse knows no classes, .*choose objective\.loss=ce"):
-            train.run(cfg, tmp_path / "run", quiet=True)
-    else:
-        assert train.run(cfg, tmp_path / "run", quiet=True)["status"] == "finished"
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -207,19 +201,15 @@ def wine(tmp_path_factory: pytest.TempPathFactory) -> Wine:
 def test_theta_can_be_used_on_rows_as_they_were_read(wine: Wine) -> None:
     folder, given, record = wine
     saved = load_file(folder / "run" / CHECKPOINT)
-    raw = {role: np.load(folder / f"{role}.npz")["x"] for role in ("pretrain", "harmful")}
     data = data_of(compose_config(*given))
     for role in ("pretrain", "harmful"):
         own = data.sources[role].load()  # type: ignore[arg-type]
         for part, standardized in ((own.fit, data.fit), (own.held_out, data.held_out)):
             mapped = (part.x.numpy() - saved["columns.mean"]) * saved["columns.scale"]
             np.testing.assert_allclose(mapped, standardized.of(role).x.numpy(), rtol=1e-12, atol=1e-12)  # type: ignore[arg-type]
-        assert len(raw[role]) == len(data.fit.of(role)) + len(data.held_out.of(role))  # type: ignore[arg-type]
     torch.testing.assert_close(data.fit.pretrain.x[:, :13].mean(0), torch.zeros(13, dtype=torch.float64))
     torch.testing.assert_close(data.fit.pretrain.x[:, :13].std(0), torch.ones(13, dtype=torch.float64))
-    as_read = data_of(compose_config(*given, "harmful.standardize=false"))
-    assert as_read.scale is None
-    assert {tuple(row) for row in as_read.fit.pretrain.x.tolist()} <= {tuple(row) for row in raw["pretrain"].tolist()}
+    assert data_of(compose_config(*given, "harmful.standardize=false")).scale is None  # rows as they were read
     assert record["data"]["harmful"]["constant_columns"] == [13]
     assert record["config"]["harmful"]["standardize"] is True
     assert evaluate.run(folder / "run")[1] == []
