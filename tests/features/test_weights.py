@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -95,23 +94,21 @@ class Executed:
 
 
 def test_bad_files(state: dict[str, Tensor], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"there is no file .*absent\.pt"):
-        load_weights(tmp_path / "absent.pt")
     for name in ("broken.safetensors", "broken.pth"):
         (tmp_path / name).write_bytes(b"not weights")
-        with pytest.raises(CheckpointError, match="cannot be read as"):
-            load_weights(tmp_path / name)
-    torch.save({"weights": Executed()}, tmp_path / "code.pth")
-    with pytest.raises(CheckpointError, match=r"cannot be read as a state dict: .* save model\.state_dict\(\)$"):
-        load_weights(tmp_path / "code.pth")
-    assert not Executed.ran
-    for content in ([1, 2], {}, {"epoch": 3}):
-        torch.save(content, tmp_path / "other.pth")
-        with pytest.raises(CheckpointError, match="no plain state dict"):
-            load_weights(tmp_path / "other.pth")
+    for name, content in (("code", {"weights": Executed()}), ("list", [1, 2]), ("empty", {}), ("other", {"epoch": 3})):
+        torch.save(content, tmp_path / f"{name}.pth")
     save_weights(tmp_path / "nan.safetensors", state | {"bn1.bias": torch.full((64,), float("nan"))})
-    with pytest.raises(CheckpointError, match=r"bn1\.bias contains NaN"):
-        load_weights(tmp_path / "nan.safetensors")
+    for name, words in (
+        ("absent.pt", r"there is no file .*absent\.pt"),
+        *((f"broken.{ending}", "cannot be read as") for ending in ("safetensors", "pth")),
+        ("code.pth", r"cannot be read as a state dict: .* save model\.state_dict\(\)$"),
+        *((f"{name}.pth", "no plain state dict") for name in ("list", "empty", "other")),
+        ("nan.safetensors", r"bn1\.bias contains NaN"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            load_weights(tmp_path / name)
+    assert not Executed.ran
 
 
 def test_tied_weights_are_saved_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -178,26 +175,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-@pytest.fixture
-def silent(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A hub that takes connections and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        yield
-
-
-@pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("told", [False, True])
 def test_no_answer_is_an_error_after_as_long_as_it_says_that_names_both_ways(
-    told: bool, monkeypatch: pytest.MonkeyPatch
+    told: bool, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert hub.WAIT < 10
     if told:
         monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "0.5")  # the client reads it when it is imported
     monkeypatch.setattr(*((constants, "HF_HUB_ETAG_TIMEOUT") if told else (hub, "WAIT")), 0.5)
-    started = time.monotonic()
-    with pytest.raises(UserError, match=r"within 0\.5 s \(HF_HUB_ETAG_TIMEOUT=.*checkpoint=.*model\.pretrained=false"):
-        build_network("resnet18", pretrained=True)
+    words = r"within 0\.5 s \(HF_HUB_ETAG_TIMEOUT=.*checkpoint=.*model\.pretrained=false"
+    with socket.create_server(("127.0.0.1", 0)) as server:  # that takes connections and never says a word
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        started = time.monotonic()
+        with pytest.raises(UserError, match=words):
+            build_network("resnet18", pretrained=True)
     assert 0.4 < time.monotonic() - started < 4
 
 
