@@ -101,11 +101,11 @@ def feature_gradient(x: Tensor, theta: Tensor) -> Tensor:
 
 
 def damped_inverse(x: Tensor, ridge: float) -> Tensor:
-    """(XᵀX + εI)⁻¹, formed on the D×D side."""
-    return torch.linalg.inv(x.T @ x + ridge * torch.eye(x.shape[1], dtype=torch.float64))
+    """(XᵀX + εI)⁻¹, formed on the D×D side; the pseudo-inverse for few samples without ridge."""
+    return torch.linalg.pinv(x.T @ x + ridge * torch.eye(x.shape[1], dtype=torch.float64), rtol=1e-10)
 
 
-@pytest.mark.parametrize(("n", "ridge"), [(15, 0.0), (15, 0.3), (6, 0.0), (6, 0.3), (3, 1e-3), (3, 0.3)])
+@pytest.mark.parametrize(("n", "ridge"), [(15, 0.0), (15, 0.3), (6, 0.0), (6, 0.3), (3, 0.0), (3, 1e-3), (3, 0.3)])
 @pytest.mark.parametrize("outputs", [6, 2, 9])
 def test_input_side_is_the_explicit_inverse_times_the_plain_gradient(n: int, ridge: float, outputs: int) -> None:
     x = ref.features_with_eigenvalues(torch.linspace(5, 1, min(n, 6)), n, 6, seed=3)
@@ -115,13 +115,6 @@ def test_input_side_is_the_explicit_inverse_times_the_plain_gradient(n: int, rid
     assert error(result, damped_inverse(x, ridge) @ plain) < 1e-11
 
 
-def test_input_side_without_ridge_is_the_pseudo_inverse_for_few_samples() -> None:
-    x, theta = ref.features_with_eigenvalues([5.0, 2.0, 1.0], 3, 6, seed=5), ref.gaussian(6, 4, seed=6)
-    result = gradient(lambda t: some_loss(preconditioned_linear(x, t)), theta)
-    expected = torch.linalg.pinv(x.T @ x, rtol=1e-10) @ x.T @ feature_gradient(x, theta)
-    assert error(result, expected) < 1e-10
-
-
 @pytest.mark.parametrize(("n", "ridge"), [(15, 0.0), (15, 0.3), (3, 0.3)])
 def test_output_side_is_figure_4_as_printed(n: int, ridge: float) -> None:
     x = ref.features_with_eigenvalues(torch.linspace(5, 1, min(n, 6)), n, 6, seed=7)
@@ -129,9 +122,6 @@ def test_output_side_is_figure_4_as_printed(n: int, ridge: float) -> None:
     result = gradient(lambda t: some_loss(preconditioned_linear(x, t, ridge=ridge, side="output")), theta)
     weight_gradient = ref.figure_4_weight_gradient(x, feature_gradient(x, theta), ridge)
     assert error(result, weight_gradient.T) < 1e-11
-    # θ = weightᵀ, so the printed solve stands on the right of ∇_θ: a different direction from Algorithm 1
-    plain = x.T @ feature_gradient(x, theta)
-    assert error(result, damped_inverse(x, ridge) @ plain) > 0.1
 
 
 @pytest.mark.parametrize("side", ["input", "output"])
