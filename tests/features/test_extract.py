@@ -107,32 +107,25 @@ def test_no_images_at_all(extractor: DeepExtractor) -> None:
 # --- on disk --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [{"key": KEY | {"split": "other"}}, {"dtype": torch.float16}, {"batch_size": 5}])
-def test_whatever_changes_the_array_is_another_file(change: dict[str, Any], tmp_path: Path) -> None:
-    network = Mock(side_effect=doubled)
-    settings: dict[str, Any] = {"batch_size": BATCH, "cache_dir": tmp_path, "key": KEY}
-    extract(network, SQUARES, **settings)
-    network.reset_mock()
-    extract(network, SQUARES, **settings | change)
-    assert network.called
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_file_of_another_key_or_a_broken_one_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    network = Mock(side_effect=doubled)
+def test_a_file_is_used_for_the_same_array_alone_and_a_broken_one_made_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, other = Mock(side_effect=doubled), {"key": KEY | {"split": "other"}}
     settings: dict[str, Any] = {"batch_size": BATCH, "cache_dir": tmp_path, "key": KEY}
 
-    def computed() -> bool:
+    def computed(**changes: Any) -> bool:
         network.reset_mock()
-        assert torch.equal(extract(network, SQUARES, **settings).x, EXPECTED)
+        assert torch.equal(extract(network, SQUARES, **settings | changes).x.float(), EXPECTED)
         return network.called
 
     assert computed()
     (path,) = tmp_path.iterdir()
-    extract(lambda x: 3 * x, SQUARES, **settings | {"key": KEY | {"split": "other"}})
-    (other,) = set(tmp_path.iterdir()) - {path}
-    other.rename(path)  # what a collision of hashes would be
-    assert computed()
+    extract(lambda x: 3 * x, SQUARES, **settings | other)
+    (foreign,) = set(tmp_path.iterdir()) - {path}
+    foreign.rename(path)  # what a collision of hashes would be
+    for changes in ({}, other, {"dtype": torch.float16}, {"batch_size": 5}):
+        assert computed(**changes)
+        assert not computed(**changes)
     path.write_bytes(path.read_bytes()[:50])
     assert computed()
     assert "made anew" in caplog.text
