@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from functools import cache
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -24,39 +24,7 @@ from immunize.features import (
 )
 from immunize.features.append import MAP_OFF
 from tests import reference as ref
-from tests.features.test_deep import build
-
-timm = pytest.importorskip("timm")
-
-CLASSES = 7
-NETWORKS = {
-    "resnet18": {"channels": (16, 32, 64, 128)},
-    "vit_tiny_patch16_224": {"img_size": 32, "depth": 3},
-    "convnext_atto": {},
-}
-"""Random weights, nothing is downloaded."""
-
-
-@cache
-def _network(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    model = timm.create_model(name, num_classes=CLASSES, pretrained=False, **NETWORKS[name])
-    nn.init.normal_(model.get_classifier().bias)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = None  # the statistics of these images, as training would have left them
-    with torch.no_grad():
-        model.train()(images(128, seed=8).float())
-    return model.eval()
-
-
-def network(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    return copy.deepcopy(_network(name)).to(dtype)
-
-
-def images(n: int, seed: int) -> Tensor:
-    """Random images (n, 3, 32, 32) of variance 1, in float64."""
-    return ref.gaussian(n, 3 * 32 * 32, seed=seed).view(n, 3, 32, 32)
+from tests.features.test_deep import KINDS, Net, build, images, settled
 
 
 def map_of(size: int, cond: float, seed: int = 3, *, orthogonal_columns: bool = False) -> tuple[Tensor, Tensor]:
@@ -71,9 +39,9 @@ def relative(value: Tensor, expected: Tensor) -> float:
     return float((value - expected).abs().max() / expected.abs().max())
 
 
-def two_layers() -> nn.Sequential:
+def two_layers(width: int = 5) -> nn.Sequential:
     torch.manual_seed(1)
-    layers = {"trunk": nn.Linear(6, 5), "relu": nn.ReLU(), "head": nn.Linear(5, 3)}
+    layers = {"trunk": nn.Linear(6, width), "relu": nn.ReLU(), "head": nn.Linear(width, 3)}
     return nn.Sequential(OrderedDict(layers)).double()
 
 
@@ -82,12 +50,12 @@ def two_layers() -> nn.Sequential:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", KINDS)
 def test_logits_are_the_original_ones_and_features_are_mapped(name: str, dtype: torch.dtype, tolerance: float) -> None:
-    model = network(name, dtype)
+    model = settled(build(name)).network.to(dtype)
     before = copy.deepcopy(model.state_dict())
-    x = images(24, seed=4).to(dtype)
-    theta, inverse = map_of(model.get_classifier().in_features, cond=1000)
+    x = images(24).to(dtype)
+    theta, inverse = map_of(model.get_classifier().in_features, cond=500)
     released = append_map(model, theta, inverse)
     logits = model(x)
     assert logits.std(0).max() > 1e-3  # not only a bias
@@ -118,7 +86,7 @@ def test_the_fold_is_the_formula() -> None:
 
 @torch.no_grad()
 def test_maps_too_ill_conditioned_for_float32_are_refused_but_for_angles_between_columns_not_cond() -> None:
-    model, x = network("vit_tiny_patch16_224"), images(24, seed=8).float()
+    model, x = two_layers(192).float(), ref.gaussian(24, 6, seed=8).float()
     assert relative(append_map(model, *map_of(192, 1e8, orthogonal_columns=True))(x), model(x)) < 5e-6
     alike = [map_of(192, 1e4, seed) for seed in (3, 4, 5)]  # by how much they err differs by BLAS
     with pytest.raises(ValueError, match="wider dtype"):
@@ -185,62 +153,44 @@ class Cosine(nn.Linear):
         return nn.functional.linear(nn.functional.normalize(x), nn.functional.normalize(self.weight))
 
 
-def test_a_head_that_cannot_be_folded_is_named() -> None:
-    shared = nn.Linear(5, 5)
+def test_heads_and_maps_that_cannot_be_folded_are_named() -> None:
+    (theta, inverse), nan = map_of(5, 10), torch.full((5, 5), torch.nan, dtype=torch.float64)
+    shared, broken = nn.Linear(5, 5), nn.Linear(5, 3)
+    nn.init.constant_(broken.weight, torch.nan)
     distilled = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1, num_classes=3)
-    nan = nn.Linear(5, 3)
-    nn.init.constant_(nan.weight, float("nan"))
-    for model, head, message in (
-        (two_layers(), "fc", "'fc'; its linear layers are 'trunk', 'head'"),
-        (two_layers(), "relu", "'relu' is a ReLU"),
-        (nn.Sequential(nn.ReLU()), None, "no linear head"),
-        (timm.create_model("resnet10t", num_classes=0), None, "no linear head"),
-        (distilled, None, "several linear heads: give head=, one of 'head', 'head_dist'"),
-        (nn.ModuleDict({"fc": nn.Linear(5, 3), "head": nn.Linear(5, 3)}), None, "several"),
-        (nn.ModuleDict({"fc": shared, "body": shared}), None, "several names"),
-        (nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)), None, "parametrization"),
-        (nn.LazyLinear(3), None, "no values yet"),
-        (nn.Linear(5, 3, device="meta"), None, "no values yet"),
-        (nan, None, "NaN"),
-        (Cosine(5, 3), None, "does not compute"),
+    for model, options, message in (
+        (two_layers(), {"head": "fc"}, "'fc'; its linear layers are 'trunk', 'head'"),
+        (two_layers(), {"head": "relu"}, "'relu' is a ReLU"),
+        (nn.Sequential(nn.ReLU()), {}, "no linear head"),
+        (timm.create_model("resnet10t", num_classes=0), {}, "no linear head"),
+        (distilled, {}, "several linear heads: give head=, one of 'head', 'head_dist'"),
+        (nn.ModuleDict({"fc": nn.Linear(5, 3), "head": nn.Linear(5, 3)}), {}, "several"),
+        (nn.ModuleDict({"fc": shared, "body": shared}), {}, "several names"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)), {}, "parametrization"),
+        (nn.LazyLinear(3), {}, "no values yet"),
+        (nn.Linear(5, 3, device="meta"), {}, "no values yet"),
+        (broken, {}, "weight .* NaN"),
+        (Cosine(5, 3), {}, "does not compute"),
+        (two_layers(), {"inverse": inverse[:4]}, "inverse has to be 5×5"),
+        (two_layers(), {"theta": torch.eye(4, dtype=torch.float64), "inverse": None}, "theta has to be 5×5"),
+        (two_layers(), {"theta": nan}, "theta contains NaN"),
+        (two_layers(), {"inverse": inverse * (1 + 1e-5)}, "not inverse to each other"),
     ):
         with pytest.raises(ValueError, match=message):
-            append_map(model, *map_of(5, 10), head=head)
+            append_map(model, **{"theta": theta, "inverse": inverse} | options)
+    with pytest.raises(TypeError, match="theta has to be float64"):
+        append_map(two_layers(), theta.float(), inverse)
 
 
-def test_wrong_maps_are_refused() -> None:
-    model, (theta, inverse) = two_layers(), map_of(5, 10)
-    nan = theta.clone()
-    nan[0, 0] = float("nan")
-    for bad, error, message in [
-        ((theta.float(), inverse), TypeError, "theta has to be float64"),
-        ((theta, inverse[:4]), ValueError, "inverse has to be 5×5"),
-        ((torch.eye(4, dtype=torch.float64), None), ValueError, "theta has to be 5×5"),
-        ((nan, inverse), ValueError, "NaN"),
-        ((theta, inverse * (1 + 1e-5)), ValueError, "not inverse to each other"),
-    ]:
-        with pytest.raises(error, match=message):
-            append_map(model, *bad)
-
-
-class Times(nn.Module):
-    def __init__(self, times: int) -> None:
-        super().__init__()
-        self.fc, self.times = nn.Linear(5, 5), times
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(self.times):
-            x = self.fc(x)
-        return x
-
-
-def test_a_head_that_is_not_used_once_has_no_released_features() -> None:
-    x = torch.zeros(2, 5)
-    for model in (Times(0), Times(2)):
-        with pytest.raises(ValueError, match=f"{model.times} times"):
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_a_head_that_is_not_used_once_has_no_released_features(times: int) -> None:
+    model, x = Net(lambda net, x: [net.fc(x) for _ in range(times)], fc=nn.Linear(5, 5)), torch.zeros(2, 5)
+    if times == 1:
+        assert released_features(model, x) is x
+    else:
+        with pytest.raises(ValueError, match=f"{times} times"):
             released_features(model, x)
-        assert not model.fc._forward_pre_hooks
-    assert released_features(Times(1), x) is x
+    assert not model.fc._forward_pre_hooks
 
 
 # --- without an inverse, and what is released of networks -------------------------------------------------------------
@@ -280,11 +230,10 @@ def test_features_are_those_of_the_network_whose_weights_they_are(mapped: bool) 
 
 def test_copies_are_trained_without_changing_what_was_released() -> None:
     released = Released(build(), THETA.float())
-    before = released.key
-    for module, inputs in ((released.whole(), torch.rand(4, 3, 32, 32)), (released.tail(), None)):
-        x = released.net.trunk(torch.rand(4, 3, 32, 32)) if inputs is None else inputs
+    before, x = released.key, torch.rand(4, 3, 32, 32)
+    for module, given in ((released.whole(), x), (released.tail(), released.net.trunk(x))):
         module.train()
-        module(x).sum().backward()
+        module(given).sum().backward()
         torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1).step()
     assert released.key == before
     whole = {name for name, p in released.whole().named_parameters() if p.requires_grad}
