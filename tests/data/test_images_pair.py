@@ -77,13 +77,10 @@ def test_each_split_goes_through_its_transform(folders: Path) -> None:
 
 
 def test_validation_images_are_set_aside_from_the_fit_images(folders: Path) -> None:
-    whole = ready(folders)
-    data = ready(folders, validation_fraction=0.25, transform_eval=None)
+    whole, data = ready(folders), ready(folders, validation_fraction=0.25, transform_eval=None)
     for role, n in (("pretrain", 36), ("harmful", 16)):
         aside, stays = data.validation(role), data.splits(role).fit  # type: ignore[arg-type]
-        assert len(aside) == n // 4
-        assert len(stays) == n - n // 4
-        assert not first_pixels(aside) & first_pixels(stays)
+        assert (len(aside), len(stays)) == (n // 4, n - n // 4)
         assert first_pixels(aside) | first_pixels(stays) == first_pixels(whole.splits(role).fit)  # type: ignore[arg-type]
     assert whole.validation("harmful") is None
     other = ready(folders, validation_fraction=0.25, seed=1)
@@ -97,8 +94,7 @@ def test_batches_hold_images_and_labels_of_both_or_cached_features_in_their_plac
     for batch in batches:
         assert set(batch) == {"pretrain", "harmful"}
         for x, y in batch.values():
-            assert x.shape == (4, 3, 10, 12)
-            assert (x.dtype, y.dtype, y.shape) == (torch.float32, torch.int64, (4,))
+            assert (x.shape, x.dtype, y.shape, y.dtype) == ((4, 3, 10, 12), torch.float32, (4,), torch.int64)
     fit = data.splits("harmful").fit
     data.replace_fit("harmful", TensorDataset(torch.arange(16.0)[:, None], fit.labels))
     cached = [batch["harmful"] for batch, _, _ in iter(data.train_dataloader())]

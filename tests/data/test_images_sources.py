@@ -78,6 +78,15 @@ def refused(message: str, source: ImageSource) -> None:
         source.splits(None, None)
 
 
+def folder_of(root: Path, folders: dict[str, int], **options: Any) -> sets.ImageFolder:
+    """So many images in each."""
+    for name, count in folders.items():
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            files.write_image(root / name / f"{number}.png", colour(0, number))
+    return sets.ImageFolder("harmful", root, **options)
+
+
 BOTH = {f"{split}/{name}": 3 for split in ("train", "test") for name in ("a", "b")}
 
 
@@ -95,12 +104,7 @@ BOTH = {f"{split}/{name}": 3 for split in ("train", "test") for name in ("a", "b
     ],
 )
 def test_class_folders_that_cannot_be_used_are_explained(tmp_path: Path, folders: dict[str, int], message: str) -> None:
-    """So many images in each."""
-    for name, count in folders.items():
-        (tmp_path / name).mkdir(parents=True)
-        for number in range(count):
-            files.write_image(tmp_path / name / f"{number}.png", colour(0, number))
-    refused(message, sets.ImageFolder("harmful", tmp_path))
+    refused(message, folder_of(tmp_path, folders))
 
 
 def test_published_sets_that_cannot_be_used_are_explained(tmp_path: Path) -> None:
@@ -138,6 +142,7 @@ def test_settings_that_cannot_be_are_explained(tmp_path: Path) -> None:
         (lambda: sets.ImageNet("pretrain", tmp_path, download=True).require(), "cannot be downloaded by this program"),
         (lambda: sets.Country211("harmful", tmp_path, download=True).require(), "exists but is not complete"),
         *((lambda of=of: folder(held_out_fraction=of), r"fraction=.* between 0 and 1") for of in (0.0, 1.0)),
+        (folder(train="training2").require, "training2/<class>"),
         (lambda: sets.Cars("harmful"), r"harmful\.root=<folder>"),
         (lambda: sets.Cars("harmful", "data").load(), "choose a deep one"),
         (lambda: sets.Imagenette("pretrain", tmp_path, labels="both"), r"pretrain\.labels is 'both'"),
@@ -151,17 +156,26 @@ def test_settings_that_cannot_be_are_explained(tmp_path: Path) -> None:
 # Any folder.
 
 
-def test_image_folder_takes_split_folders_by_name_also_in_capitals(tmp_path: Path) -> None:
-    for name, counts in (("Train", {"a": 3, "b": 3}), ("TEST", {"a": 1, "b": 2})):
-        write_classes(tmp_path / "capitals" / name, counts)
-    capitals = sets.ImageFolder("harmful", tmp_path / "capitals")
-    assert (labels_of(capitals, "fit"), labels_of(capitals, "held_out")) == ([0, 0, 0, 1, 1, 1], [0, 1, 1])
-    write_two_splits(tmp_path, "val")
-    write_classes(tmp_path / "extra", {"a": 1, "b": 1})
-    assert len(labels_of(sets.ImageFolder("harmful", tmp_path), "held_out")) == 6
-    assert labels_of(sets.ImageFolder("harmful", tmp_path, test="extra"), "held_out") == [0, 1]
-    with pytest.raises(MissingDataError, match="training2/<class>"):
-        sets.ImageFolder("harmful", tmp_path, train="training2").require()
+TRAIN = {"train/a": 2, "train/b": 2}
+MORE = TRAIN | {"val/a": 2, "val/b": 1, "extra/a": 1, "extra/b": 2}
+
+
+@pytest.mark.parametrize(
+    ("folders", "options", "labels"),
+    [
+        ({"Train/a": 2, "Train/b": 2, "TEST/a": 1, "TEST/b": 2}, {}, ([0, 0, 1, 1], [0, 1, 1])),
+        (MORE, {}, ([0, 0, 1, 1], [0, 0, 1])),
+        (MORE, {"test": "extra"}, ([0, 0, 1, 1], [0, 1, 1])),
+        (TRAIN | {"dev/a": 1, "dev/b": 0}, {"test": "dev"}, ([0, 0, 1, 1], [0])),
+        (TRAIN | {"notes/drafts": 1}, {}, ([0, 1], [0, 1])),  # a share is held out
+        ({"val/a": 2, "val/b": 2}, {"train": "val"}, ([0, 1], [0, 1])),
+    ],
+)
+def test_image_folder_takes_split_folders_by_usual_names_in_capitals_too_and_others_only_if_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, folders: dict[str, int], options: Any, labels: Any
+) -> None:
+    assert read(folder_of(tmp_path, folders, **options))[2:] == labels
+    assert caplog.messages == [f"{tmp_path / 'dev'} has no image of 1 of 2 classes, such as b"] * ("dev/b" in folders)
 
 
 @pytest.mark.parametrize("below", ["", "train"])
@@ -178,23 +192,10 @@ def test_image_folder_without_a_second_split_holds_a_share_of_each_class_out(tmp
     assert source.describe()["folder"] == tmp_path.name
 
 
-def test_other_folders_are_left_alone_unless_named_and_classes_may_be_without_held_out_images(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_classes(tmp_path / "train", {"a": 3, "b": 3, "c": 3})
-    write_classes(tmp_path / "notes", {"drafts": 1})
-    assert len(labels_of(sets.ImageFolder("harmful", tmp_path), "fit")) == 6
-    write_classes(tmp_path / "dev", {"a": 1})
-    (tmp_path / "dev" / "b").mkdir()
-    assert labels_of(sets.ImageFolder("harmful", tmp_path, test="dev"), "held_out") == [0]
-    assert caplog.messages == [f"{tmp_path / 'dev'} has no image of 2 of 3 classes, such as b, c"]
-
-
 def test_no_folder_is_both_parts(tmp_path: Path) -> None:
-    write_classes(tmp_path / "val", {"a": 3, "b": 3})
-    assert len(labels_of(sets.ImageFolder("harmful", tmp_path, train="val"), "fit")) == 4  # a share is held out
+    source = folder_of(tmp_path, {"val/a": 3, "val/b": 3}, train="val")
     (tmp_path / "test").symlink_to(tmp_path / "val")
-    refused("test has the training images", sets.ImageFolder("harmful", tmp_path, train="val"))
+    refused("test has the training images", source)
 
 
 LOOKING = """
