@@ -187,20 +187,6 @@ class Net(nn.Module):
         return self.run(self, x)
 
 
-def test_a_frozen_weight_that_the_tail_asks_for_goes_where_a_copy_of_the_tail_goes() -> None:
-    torch.manual_seed(0)
-    first, x = nn.Linear(6, 4, bias=False), torch.randn(5, 6)
-    net = Net(lambda net, x: net.middle(net.first(x)) @ net.first.weight, first=first, middle=nn.Linear(4, 4))
-    trunk, tail = cut(net, ["middle"], x)
-    h = trunk(x)
-    assert torch.equal(h, first(x))
-    assert torch.equal(tail(h), net(x))
-    copied = copy.deepcopy(tail).double()
-    assert torch.allclose(copied(h.double()), net(x).double())
-    assert copied.net.first._instead_of.module is first  # which a copy is no longer for
-    assert {name for name, _ in tail.named_parameters()} == {f"net.middle.module.{name}" for name in ("weight", "bias")}
-
-
 def test_a_tied_weight_is_trained_by_each_of_its_names_and_once() -> None:
     body = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     body[2].weight = body[0].weight
@@ -335,22 +321,51 @@ def test_trunk_has_channels_last_where_the_network_takes_them(view: bool) -> Non
     assert weight.data_ptr() == place
 
 
-def test_parts_are_an_arbitrary_module() -> None:
-    """Residuals, a module called on both sides of the boundary, operations that are no modules, a buffer."""
+def run_residual(net: Any, x: Tensor) -> Tensor:
+    x = net.act(net.stem(x)) + net.shift
+    for block in net.blocks:
+        x = block(x)
+    return net.act(x.clamp(min=-3))  # type: ignore[no-any-return]
 
-    def run(net: Any, x: Tensor) -> Tensor:
-        x = net.act(net.stem(x)) + net.shift
-        for block in net.blocks:
-            x = block(x)
-        return net.act(x.clamp(min=-3))  # type: ignore[no-any-return]
 
+def odd_networks() -> dict[str, tuple[Any, list[str]]]:
+    """What is hard to cut, and what of each is trained; all take (N, 6)."""
     torch.manual_seed(0)
-    act, x = nn.Tanh(), torch.randn(5, 6)
+    act = nn.Tanh()
     blocks = [Net(lambda net, x: x + net.act(net.inner(x)), inner=nn.Linear(8, 8), act=act) for _ in range(4)]
-    net = Net(run, stem=nn.Linear(6, 8), act=act, blocks=nn.ModuleList(blocks))
-    net.register_buffer("shift", torch.arange(8.0))
-    trunk, tail = cut(net, ["blocks.2", "blocks.3"], x[:2])
-    torch.testing.assert_close(tail(trunk(x)), net(x), rtol=0, atol=1e-6)
+    residual = Net(run_residual, stem=nn.Linear(6, 8), act=act, blocks=nn.ModuleList(blocks))
+    residual.register_buffer("shift", torch.arange(8.0))
+    asking = Net(lambda net, x: net.last(net.stem(x)) @ net.stem.weight, stem=nn.Linear(6, 4), last=nn.Linear(4, 4))
+    attention = Net(
+        lambda net, x: net.own(*[net.stem(x)[None]] * 3)[0][0], stem=nn.Linear(6, 8), own=nn.MultiheadAttention(8, 2)
+    )
+    writing = Net(lambda net, x: x.relu_() + net.inner(x), inner=nn.Linear(8, 8))
+    return {
+        "residuals, and a module on both sides": (residual, ["blocks.2", "blocks.3"]),
+        "a frozen weight is asked for behind": (asking, ["last"]),
+        "out_proj has a weight and is not called": (nn.Sequential(nn.Linear(6, 6), attention), ["1"]),
+        "it writes into its input": (nn.Sequential(nn.Linear(6, 8), writing), ["1"]),
+    }
+
+
+@pytest.mark.parametrize("kind", odd_networks())
+def test_cut_in_two_it_is_the_same_network_and_leaves_the_cache_alone(kind: str) -> None:
+    (net, names), x = odd_networks()[kind], torch.randn(5, 6)
+    trunk, tail = cut(net, names, x[:2])
+    h = trunk(x)
+    kept, first = h.clone(), tail(h)
+    assert bool((h < 0).any())  # which `relu_` would change
+    assert torch.equal(h, kept)
+    assert torch.equal(first, tail(h))
+    torch.testing.assert_close(first, net(x), rtol=0, atol=1e-6)
+    first.sum().backward()
+    trained = {id(parameter) for parameter in net.parameters() if parameter.requires_grad}
+    assert {id(parameter) for parameter in net.parameters() if parameter.grad is not None} == trained
+    assert {id(parameter) for parameter in tail.parameters()} == trained
+    copied = copy.deepcopy(tail).double()  # a frozen weight goes where the copy goes
+    torch.testing.assert_close(copied(h.double()), first.double(), rtol=0, atol=1e-6)
+    silent = [module for module in copied.modules() if "_instead_of" in vars(module)]
+    assert {module._instead_of.module for module in silent} <= {*net.modules()}  # which copies share
 
 
 def test_tail_computes_nothing_of_the_trunk() -> None:
@@ -368,49 +383,19 @@ def test_tail_computes_nothing_of_the_trunk() -> None:
     assert {name.partition(".")[0] for name in called} <= {"layer4", "global_pool", "fc"}
 
 
-@pytest.mark.parametrize("weight", [1.0, 0.0])
-def test_skip_connection_is_found_even_where_it_adds_zero(weight: float) -> None:
-    """A branch that starts at zero gives the right values today; it is refused because it is there."""
+def test_what_cannot_be_cut_is_refused() -> None:
     parts = {"stem": nn.Linear(6, 8), "side": nn.Linear(6, 8), "last": nn.Linear(8, 8)}
-    with pytest.raises(NoBoundaryError, match="used after it"):
-        cut(Net(lambda net, x: net.last(net.stem(x)) + weight * net.side(x), **parts), ["last"], torch.randn(2, 6))
-
-
-def test_parameter_used_without_calling_its_module() -> None:
-    """`nn.MultiheadAttention` reads `out_proj.weight` and never calls `out_proj`."""
-
-    def run(net: Any, x: Tensor) -> Tensor:
-        x = net.stem(x)[None]
-        return net.last(net.attention(x, x, x)[0])[0]  # type: ignore[no-any-return]
-
-    torch.manual_seed(0)
-    attention, x = nn.MultiheadAttention(8, 2), torch.randn(3, 6)
-    net = Net(run, stem=nn.Linear(6, 8), attention=attention, last=nn.Linear(8, 4))
-    with pytest.raises(NoBoundaryError):  # attention's input has its rows in the second place
-        cut(net, ["attention.out_proj"], x)
-    trunk, tail = cut(nn.Sequential(nn.Linear(6, 6), net), ["1"], x)
-    tail(trunk(x)).sum().backward()
-    assert attention.out_proj.weight.grad is not None
-
-
-def test_network_that_writes_into_its_input_leaves_the_cache_alone() -> None:
-    torch.manual_seed(0)
-    writing = Net(lambda net, x: x.relu_() + net.inner(x), inner=nn.Linear(8, 8))
-    net, x = nn.Sequential(nn.Linear(6, 8), writing), torch.randn(5, 6)
-    trunk, tail = cut(net, ["1"], x)
-    h = trunk(x)
-    assert bool((h < 0).any())
-    kept = h.clone()
-    first = tail(h)
-    assert torch.equal(h, kept)
-    assert torch.equal(first, tail(h))
-    assert torch.equal(first, net(x))
-
-
-def test_rows_that_depend_on_each_other_cannot_be_cached() -> None:
-    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 4))
-    with pytest.raises(NoBoundaryError):
-        cut(net, ["2"], torch.randn(4, 6))
+    sides = [Net(lambda net, x, by=by: net.last(net.stem(x)) + by * net.side(x), **parts) for by in (1.0, 0.0)]
+    _, attention = odd_networks()["out_proj has a weight and is not called"][0]
+    joined = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 4))
+    for net, name, words in (
+        *((side, "last", "used after it") for side in sides),  # a branch is there even where it adds zero today
+        (attention, "own.out_proj", "one row for each image"),  # its input has its rows in the second place
+        (joined, "2", "does not run on one image"),
+        (Net(lambda net, x: net.last(net.stem(x - x.mean(0))), **parts), "last", "depend on the other images"),
+    ):
+        with pytest.raises(NoBoundaryError, match=words):
+            cut(net, [name], torch.randn(4, 6))
 
 
 def test_maps_are_averaged_over_places_whichever_axis_their_channels_are() -> None:
