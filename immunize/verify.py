@@ -102,7 +102,9 @@ def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: 
         assert isinstance(cfg, DictConfig)
     again = plain(measure(assemble(cfg), tell=tell))
     old, new = without(attack, NOT_COMPARED), without(again, NOT_COMPARED)
-    found = [line for key in RESULTS for line in differences(old[key], new[key], key)]
+    new |= {"kind": "attack", "status": "finished"}
+    told = [key for key in ("kind", "status", "attack_versions") if key in old]
+    found = [line for key in (*RESULTS, *told) for line in differences(old[key], new[key], key)]
     if hash_of_grid(whole) != attack.get("config_hash"):
         found.append(f"config_hash: {attack.get('config_hash')} is not that of the grid beside it")
     return found

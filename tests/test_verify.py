@@ -71,6 +71,7 @@ CHANGED: tuple[tuple[Any, ...], ...] = (
     ("attacks", "harmful", "immunized", "sgd", "spent", "flops", 1),
     ("best_so_far", "harmful", "immunized", "T0", 0, "flops", "test", 0),
     ("tasks", "harmful", "rows", "train"),
+    ("attack_versions", "sgd", 0),
 )
 
 

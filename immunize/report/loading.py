@@ -299,7 +299,7 @@ def judged(record: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]
 
 
 def _quotient(value: float | None, above: float, below: float) -> float:
-    if value is None and (math.isnan(above) or not math.isfinite(below)):
+    if value is None and (math.isnan(above) or not math.isfinite(below) or above == below == 0):
         return math.nan
     return infinite(value)
 

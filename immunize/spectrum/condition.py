@@ -137,6 +137,9 @@ RELEASED_FLOOR = 1e-6
 SYMMETRY = 1e-9
 """Largest asymmetry, relative to the largest entry, that counts as rounding in an accumulated Gram matrix."""
 
+NEGATIVE = 1e-10
+"""A Gram matrix may have eigenvalues down to -1e-10·σ_1 from rounding; below that it is not one."""
+
 DEFAULT_RHO = 1e-2
 """Default ρ of the `ridge` estimator: weight decay of one percent of the mean eigenvalue."""
 
@@ -302,14 +305,29 @@ def spectrum_of_gram(gram: Tensor, n_samples: int) -> Spectrum:
 
     Raises:
         TypeError: `gram` is not float64.
-        ValueError: not a square, finite matrix.
+        ValueError: not a square, finite matrix, or one with a negative eigenvalue.
     """
     check_gram(gram, "gram", SYMMETRY)
     if n_samples < 1:
         raise ValueError(f"a Gram matrix comes from at least one sample, not {n_samples}")
-    n_features = gram.shape[0]
-    values = eigvalsh(gram).flip(0).clamp_min(0)[: min(n_samples, n_features)]
-    return Spectrum(values, n_samples, n_features, default_tolerance(n_samples, n_features))
+    return spectrum_of_eigenvalues(eigvalsh(gram).flip(0), n_samples, "gram")
+
+
+def spectrum_of_eigenvalues(values: Tensor, n_samples: int, name: str) -> Spectrum:
+    """Spectrum of a Gram matrix from its eigenvalues.
+
+    Args:
+        values: (D,) float64, descending; negative ones as far as rounding makes them.
+        n_samples: N.
+        name: in messages.
+
+    Raises:
+        ValueError: a negative eigenvalue.
+    """
+    size = len(values)
+    if float(values[-1]) < -NEGATIVE * float(values.abs().max()):
+        raise ValueError(f"{name} has the negative eigenvalue {float(values[-1]):.3g}, so it is no covariance")
+    return Spectrum(values.clamp_min(0)[: min(n_samples, size)], n_samples, size, default_tolerance(n_samples, size))
 
 
 def condition_number(

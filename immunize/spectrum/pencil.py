@@ -24,14 +24,17 @@ import torch
 from torch import Tensor
 
 from immunize.errors import LARGEST
-from immunize.spectrum.condition import Spectrum, check_gram, condition_number, default_tolerance
+from immunize.spectrum.condition import (
+    NEGATIVE,
+    Spectrum,
+    check_gram,
+    condition_number,
+    spectrum_of_eigenvalues,
+)
 from immunize.spectrum.decompositions import eigh, eigvalsh
 
 ALIGNED = 1e-6
 """κ_gen within this of 1 counts as 1: the covariances are proportional, and what is left of μ is rounding."""
-
-NEGATIVE = 1e-10
-"""A Gram matrix may have eigenvalues down to -1e-10·σ_1 from rounding; below that it is not one."""
 
 
 @dataclass(frozen=True)
@@ -200,13 +203,11 @@ def _schur_complement(gram: Tensor, null: Tensor, cut: float) -> Tensor:
 
 
 def _spectrum(values: Tensor, n_samples: int, name: str) -> Spectrum:
-    """Spectrum of a Gram matrix from its eigenvalues, descending."""
-    size = len(values)
-    if float(values[-1]) < -NEGATIVE * float(values.abs().max()):
-        raise ValueError(f"{name} has the negative eigenvalue {float(values[-1]):.3g}, so it is no covariance")
+    """Spectrum of a Gram matrix that is not zero from its eigenvalues, descending."""
+    spectrum = spectrum_of_eigenvalues(values, n_samples, name)
     if not float(values[0]) > 0:
         raise ValueError(f"{name} is a matrix of zeros, which has no condition number")
-    return Spectrum(values.clamp_min(0)[: min(n_samples, size)], n_samples, size, default_tolerance(n_samples, size))
+    return spectrum
 
 
 def _kappa(spectrum: Spectrum, rho: float) -> float:

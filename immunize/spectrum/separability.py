@@ -43,9 +43,14 @@ def target_columns(y: Tensor) -> Tensor:
 
     Returns:
         (N, C) float64: one column a class that occurs, or a target.
+
+    Raises:
+        ValueError: several columns of class numbers.
     """
     if y.is_floating_point():
         return y.double().reshape(len(y), -1)
+    if y.ndim > 1:
+        raise ValueError(f"class numbers are one for each row, not of shape {tuple(y.shape)}; targets are floats")
     return torch.nn.functional.one_hot(torch.unique(y, return_inverse=True)[1]).double()
 
 

@@ -292,6 +292,8 @@ def closed_form(
     spent, budget = None, middle_budget(spectrum, grams, counts, harder_by) if budget == "middle" else budget
     if isinstance(budget, str):
         if validation is not None:
+            if len(validation) != 2:
+                raise ValueError(f"validation is a pair, rows of D_P and rows of D_H, not {len(validation)} of them")
             names = ("validation D_P", "validation D_H")
             held = [row_set(x, name, pretrain.shape[1]) for x, name in zip(validation, names, strict=True)]
             partial = spectrum

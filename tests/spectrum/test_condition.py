@@ -222,6 +222,8 @@ def test_a_gram_matrix_may_be_asymmetric_by_rounding_only() -> None:
         spectrum_of_gram(torch.ones(3, 2, dtype=torch.float64), 3)
     with pytest.raises(ValueError, match="at least one sample"):
         spectrum_of_gram(diagonal(1.0, 1.0), 0)
+    with pytest.raises(ValueError, match="negative eigenvalue"):
+        spectrum_of_gram(diagonal(1.0, -1e-9), 4)
     assert float(spectrum_of_gram(diagonal(1.0, -1e-17), 4).values[-1]) == 0
 
 

@@ -146,6 +146,7 @@ def test_bad_input_is_refused() -> None:
         ((x.float(), y), "float64"),
         ((x * math.nan, y), "^features must not contain NaN"),
         ((x, y[1:]), "40 rows"),
+        ((x, torch.ones(len(y), 1, dtype=torch.int64)), "one for each row"),
         *(((x, y, rhos), "rho has to be positive") for rhos in ((), (0.0,), (1e-2, -1.0), (math.nan,), (math.inf,))),
         *(((x, torch.where(y > 1, wrong, 0.0)), "^targets must not contain NaN") for wrong in (math.nan, -math.inf)),
     ):

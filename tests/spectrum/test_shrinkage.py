@@ -150,6 +150,7 @@ def test_infeasible_budgets_are_explained() -> None:
         (X_P, X_H, {"budget": "auto", "validation_fraction": 0.95, "shrinkage": 0.0}, r"N = 3 samples .* D = 6"),
         *((X_P, X_H, {"budget": "auto", "validation_fraction": of}, "between 0 and 1") for of in (0.0, 1.0)),
         (X_P, X_H, {"budget": "auto", "validation": (X_P[:, :5], X_H)}, "one map serves both"),
+        (X_P, X_H, {"budget": "auto", "validation": (X_P,)}, "a pair"),
     ],
 )
 def test_bad_input_is_refused_with_the_reason(x_p: Tensor, x_h: Tensor, options: dict[str, Any], words: str) -> None:
