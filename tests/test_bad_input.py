@@ -5,7 +5,7 @@ The commands run in this process, through `main` as the console script does, so 
 
 from __future__ import annotations
 
-import builtins
+import itertools
 import json
 import math
 import re
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from omegaconf import OmegaConf
 
 from immunize import api, attack, forecast, pretrain, settings, train
 from immunize.errors import UserError
@@ -51,61 +50,40 @@ def test_misspelt_names_and_wrong_types_are_refused(refused: Refused, override: 
 # a mistake comes up in a command. What a data set or a method refuses is tested with its class.
 
 
-def limits_of(words: str) -> tuple[list[Any], list[Any]]:
-    """Values that a rule's words refuse and allow, next to the limits that they name."""
-    refused, allowed = list[Any](), [None] if "or null" in words else list[Any]()
-    if found := re.search(r"(?:at least |between |from |≥ |in \[)(\d+)|(\d+) or more", words):
-        refused.append(int(found[found.lastindex or 0]) - 1)
-        allowed.append(refused[0] + 1)
-    if found := re.search(r"(?:at most|and|to) (\d[\d.]*)", words):
-        allowed.append(float(found[1]))
-        refused.append(math.nextafter(allowed[-1], math.inf))
-    if found := re.search(r"below (\d+)|in \[0, (\d+)\)", words):
-        refused.append(int(found[found.lastindex or 0]))
-        allowed.append(math.nextafter(refused[-1], 0))
-    if words.startswith("positive"):
-        refused.append(0)
-        allowed.append(1e-300)
-    if "finite" in words:
-        refused += [math.nan, math.inf]
-        allowed.append(1e300)
-    return refused, allowed
+LIMITS: tuple[tuple[str, Callable[[float], float], Callable[[float], float]], ...] = (
+    (r"(?:at least |between |from |≥ |in \[)(\d+)", lambda least: least - 1, lambda least: least),
+    (r"(\d+) or more", lambda least: least - 1, lambda least: least),
+    (r"(?:at most|and|to) (\d[\d.]*)", lambda most: math.nextafter(most, math.inf), lambda most: most),
+    (r"(?:below |in \[0, )(\d+)", lambda end: end, lambda end: math.nextafter(end, 0)),
+    (r"^(positive)", lambda _: 0, lambda _: 1e-300),
+    (r"(finite)", lambda _: math.nan, lambda _: 1e300),
+    (r"(finite)", lambda _: math.inf, lambda _: 1e300),
+)
+"""What a rule says of a limit, and values next to it: one that it refuses and one that it allows."""
+
+
+def limits_of(words: str) -> list[tuple[float, float]]:
+    """Of each limit that a rule's words name, a value that is refused and one that is allowed."""
+    found = [(re.search(pattern, words), refused, allowed) for pattern, refused, allowed in LIMITS]
+    numbers = [(json.loads(one[1]) if one[1][0].isdigit() else 0, *values) for one, *values in found if one]
+    return [(refused(number), allowed(number)) for number, refused, allowed in numbers]
 
 
 OF_COMMANDS = (settings.RULES, settings.DEEP_RULES, attack.RULES, forecast.RULES, pretrain.RULES, api.SETTINGS.values())
 OF_CHOICES = (settings.EARLY_STOPPING_RULES, settings.BALANCE_RULES, settings.SELECTION_RULES)
-LIMITED = [rule for of in (*OF_COMMANDS, *OF_CHOICES) for rule in of if rule[0] != "seeds" and any(limits_of(rule[2]))]
+LIMITED = [
+    rule
+    for rule in itertools.chain(*OF_COMMANDS, *OF_CHOICES)
+    if rule[0] != "seeds" and (limits_of(rule[2]) or "or null" in rule[2])
+]
 
 
 @pytest.mark.parametrize(("name", "holds", "words"), LIMITED, ids=lambda of: of if isinstance(of, str) else "")
 def test_a_rule_holds_within_the_limits_that_it_tells_and_nowhere_else(name: str, holds: Any, words: str) -> None:
-    refused, allowed = limits_of(words)
     assert len(LIMITED) >= 60, "none may go missing"
-    assert not [value for value in refused if holds(value)]
-    assert not [value for value in allowed if not holds(value)]
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("seed=-1", "seed has to be .*-1"),
-        ("probe_steps=0", "probe_steps has to be at least 1"),
-        ("threads=99999999999", "threads has to be at least 1 and at most 1024, or null; it is 99999999999"),
-        ("pairing=sequential", "pairing has to be one of max_size_cycle.*sequential"),
-        ("objective.loss=l1", "objective.loss.*mse, bce, ce.*l1"),
-        ("objective.balance=true objective.balance_multiplier=4", r"objective.balance_multiplier .*\(1, 2, 3, 5\)"),
-        ("objective.early_stopping=true objective.patience=0", "objective.patience has to be at least 1"),
-        ("selection=validation objective.validation_fraction=1.5", "at most 0.9 for selection=validation"),
-        ("method.precondition=foo", "method.precondition.*inverse_free.*foo"),
-    ],
-)
-def test_values_out_of_range_are_refused(given: str, words: str) -> None:
-    cfg = compose_config()
-    for line in given.split():
-        key, _, value = line.partition("=")
-        OmegaConf.update(cfg, key, value)
-    with pytest.raises(UserError, match=words):
-        settings.check_settings(cfg)
+    assert not [refused for refused, _ in limits_of(words) if holds(refused)]
+    assert not [allowed for _, allowed in limits_of(words) if not holds(allowed)]
+    assert "or null" not in words or holds(None)
 
 
 STOPPING = "objective.early_stopping=true objective.epochs=4 objective.check_every=50"
@@ -114,6 +92,12 @@ STOPPING = "objective.early_stopping=true objective.epochs=4 objective.check_eve
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        ("pairing=sequential", ["pairing has to be one of max_size_cycle", "sequential"]),
+        ("objective.loss=l1", ["objective.loss has to be", "mse, bce, ce", "l1"]),
+        ("objective.balance=true objective.balance_multiplier=4", ["objective.balance_multiplier ", "(1, 2, 3, 5)"]),
+        ("objective.early_stopping=true objective.patience=0", ["objective.patience has to be at least 1"]),
+        ("selection=validation objective.validation_fraction=1.5", ["at most 0.9 for selection=validation"]),
+        ("method.precondition=foo", ["method.precondition", "inverse_free", "foo"]),
         ("harmful=synthetic objective.loss=bce", ["objective.loss=bce", "regression", "objective.loss=mse"]),
         ("harmful=digits5to9 objective.loss=mse", ["objective.loss=mse", "no classes", "objective.loss=ce"]),
         ("objective.loss=ce", ["objective.loss=ce", "classification", "binary", "objective.loss=mse"]),
@@ -131,10 +115,10 @@ STOPPING = "objective.early_stopping=true objective.epochs=4 objective.check_eve
         ("+trainer.overfit_batches=1", ["overfit_batches cannot be set here"]),
         ("pretrain=synthetic objective.loss=mse", ["32 features", "64", "pretrain="]),
         ("model=resnet_small deep.probe_steps.sgd=0", ["deep.probe_steps has to be steps of gd, ", "null leaves"]),
-        ("model=resnet_small +deep.probe_steps.lbfgs=5", ["deep.probe_steps has to be steps of gd, ", "'lbfgs': 5"]),
+        ("model=resnet_small +deep.probe_steps.lbfgs=5", ["'lbfgs': 5"]),
     ],
 )
-def test_impossible_values_are_refused_before_training(
+def test_values_out_of_range_are_refused(
     overrides: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UserError) as error:
@@ -156,16 +140,8 @@ def test_settings_and_rooms_accept_the_same_words() -> None:
 
 
 def test_logger_package_that_is_not_installed(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def no_tensorboard(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.partition(".")[0] in ("tensorboard", "tensorboardX"):
-            raise ModuleNotFoundError(f"No module named {name!r}")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr("lightning.fabric.loggers.tensorboard._TENSORBOARD_AVAILABLE", False)
-    monkeypatch.setattr("lightning.fabric.loggers.tensorboard._TENSORBOARDX_AVAILABLE", False)
-    monkeypatch.setattr(builtins, "__import__", no_tensorboard)
+    for name in ("TENSORBOARD", "TENSORBOARDX"):
+        monkeypatch.setattr(f"lightning.fabric.loggers.tensorboard._{name}_AVAILABLE", False)
     message = refused(train.main, *TINY, "logger=tensorboard")
     assert "cannot be imported, or what it needs" in message
     assert "tensorboard" in message
@@ -195,10 +171,7 @@ def test_finished_record_is_kept_unless_overwritten(refused: Refused, called: Ca
     run, words = Path("run"), ("hydra.run.dir=run", *TINY)
     assert called(train.main, *words).code == 0
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    message = refused(train.main, *TINY, "seed=5")
-    assert "loading" not in message
-    assert "already holds a finished record" in message
-    assert "overwrite=true" in message
+    assert "overwrite=true" in refused(train.main, *TINY, "seed=5")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     (run / "export").mkdir()
     made = [run / name for name in ("CARD.md", "card.json", "report.html", "export/model.safetensors")]
@@ -211,10 +184,9 @@ def test_finished_record_is_kept_unless_overwritten(refused: Refused, called: Ca
     assert record["command"].endswith("seed=5 overwrite=true hydra.run.dir=run")
 
 
-@pytest.mark.parametrize("folder", ["file", "file/below"])
-def test_output_folder_that_cannot_be_made(refused: Refused, folder: str) -> None:
+def test_output_folder_that_cannot_be_made(refused: Refused) -> None:
     Path("file").write_text("not a folder")
-    assert "file" in refused(train.main, *TINY, f"hydra.run.dir={folder}")
+    assert "file" in refused(train.main, *TINY, "hydra.run.dir=file/below")
 
 
 def test_output_folder_that_cannot_be_written_into(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,19 +194,22 @@ def test_output_folder_that_cannot_be_written_into(refused: Refused, monkeypatch
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "touch", refuse)  # tests may run as root, whom no permission stops
-    message = refused(train.main, *TINY)
-    for words in ("cannot write into the output folder", "Permission denied", "hydra.run.dir="):
-        assert words in message
+    assert "(Permission denied); choose another with hydra.run.dir=" in refused(train.main, *TINY)
 
 
 # Other ways to end.
 
 
-def test_help_with_a_wrong_override(called: Called) -> None:
+def test_help_with_a_wrong_override_is_a_message_or_the_traceback_that_hydra_is_told_to_show(
+    called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outcome = called(train.main, "--help", "harmful.pear=[0,1]")
     assert outcome.code == 1
     assert "harmful.pear" in outcome.err
     assert "Traceback" not in outcome.err
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(Exception, match=r"harmful\.pear"):
+        called(train.main, "harmful.pear=[0,1]")
 
 
 def test_diverging_run_keeps_a_record_and_says_where(called: Called, tmp_path: Path) -> None:
@@ -246,11 +221,3 @@ def test_diverging_run_keeps_a_record_and_says_where(called: Called, tmp_path: P
     diverged = json.loads((run / "record.json").read_text())["training"]["fit"]["diverged"]
     assert f"'{diverged['term']}' became {diverged['value']} at step {diverged['step']}" in outcome.err
     assert outcome.out.splitlines()[-1] == str(run / "record.json")
-
-
-def test_broken_command_shows_its_traceback_when_hydra_is_told_to(
-    called: Called, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(Exception, match=r"harmful\.pear"):
-        called(train.main, "harmful.pear=[0,1]")
