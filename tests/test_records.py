@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import platform
 import re
 import subprocess
 import sys
@@ -24,11 +21,10 @@ import immunize
 from immunize import records, train
 from immunize.checkpoints import load_checkpoint
 from immunize.errors import CheckpointError
-from immunize.evaluation import evaluate_part, part_numbers
 from immunize.report.naming import pair_label
 from immunize.report.one_run import show_record
 from immunize.settings import refuse_finished
-from tests.composing import FINISHED, compose_config, data_of, run_tiny, theta_of, tiny
+from tests.composing import FINISHED, compose_config, data_of, run_tiny, tiny
 from tests.tampering import strict_json
 
 NUMBERS = ("metrics", "verdicts", "steps_to_norm_ratio", "curves")
@@ -43,44 +39,25 @@ def record(finished_run: Path) -> dict[str, Any]:
 # What a record holds.
 
 
-def test_numbers_are_those_of_the_checkpoint(finished_run: Path, record: dict[str, Any]) -> None:
-    theta, data = theta_of(finished_run), data_of(tiny())
-    parts = {"fit": data.fit, "held_out": data.held_out}
-    found = {name: evaluate_part(theta, rows, data.tasks, probe_steps=200) for name, rows in parts.items()}
-    expected = part_numbers(found)
-    assert records.differences({key: record[key] for key in expected}, records.plain(expected), "") == []
-
-
 def test_digits_of_two_labels_a_side_have_something_to_learn_and_an_accuracy(tmp_path: Path) -> None:
     pair = "harmful.pair=[[0,1],[2,3]]"
     cfg = compose_config("harmful=digits", pair, "objective.epochs=3", "probe_steps=20", "logger=none", "figure=false")
     record = train.run(cfg, tmp_path, quiet=True)
     assert pair_label(record) == "0 vs 1→2 vs 3"
-    for part, v in (("fit", record["verdicts"]), ("held_out", record["verdicts"]["held_out"])):
+    for part, verdicts in (("fit", record["verdicts"]), ("held_out", record["verdicts"]["held_out"])):
         learned = record["separability"][part]["harmful"]["identity"]["cross_fitted"]
         assert max(learned.values()) > 0.8
-        assert v["loss_plain"] > 1e-3 * v["loss_zero"]
-        assert v["accuracy_before"] > 95
-        assert v["c"] is (
-            v["loss_immunized"] - v["loss_plain"] <= 0.01 * v["loss_zero"]
-            and v["accuracy_before"] - v["accuracy_after"] <= 1
-        )
+        assert verdicts["accuracy_before"] > 95
     console = Console(record=True, width=120)
     show_record(record, console)
     assert "accuracy of a ridge probe" in console.export_text()
 
 
 def test_provenance(record: dict[str, Any]) -> None:
-    assert record["versions"]["python"] == platform.python_version()
     assert record["versions"]["torch"] == version("torch")
     assert record["versions"]["immunize"] == immunize.__version__  # a checkout need not be installed
-    for package in ("lightning", "hydra-core", "numpy", "scipy", "pandas", "scikit-learn"):
-        assert record["versions"][package]
-    hardware = record["hardware"]
-    assert hardware["cores"] == os.cpu_count()
-    assert hardware["processor"]
-    assert hardware["memory_gib"] > 0.1
-    assert hardware["accelerators"] == [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    assert all(record["versions"].values())
+    assert all(record["hardware"][name] for name in ("cores", "processor", "threads", "memory_gib", "system"))
     assert 0 < record["training"]["fit"]["seconds"] <= record["seconds"] < 60
     assert 0 <= record["seconds_evaluating"] <= record["seconds"]
     assert 50 < record["peak_memory_mib"] < 50_000
@@ -108,50 +85,41 @@ def test_the_command_can_be_given_again(
     assert records.provenance()["command"] == command
 
 
-def test_the_configuration_is_enough_to_repeat_the_run(record: dict[str, Any], tmp_path: Path) -> None:
+def test_the_configuration_of_a_record_is_all_that_was_composed(record: dict[str, Any]) -> None:
     assert records.whole_config(record) == OmegaConf.to_container(tiny(*FINISHED), resolve=True, enum_to_str=True)
-    cfg = tiny("seed=5", "method=none")  # a composed configuration with other values, filled from the record
-    OmegaConf.set_readonly(cfg, False)
-    cfg.method = OmegaConf.create(record["config"]["method"])
-    cfg.seed = record["config"]["seed"]
-    again = train.run(cfg, tmp_path)
-    assert again["config_hash"] == record["config_hash"]
-    assert again["metrics"]["fit"]["spectrum"]["rir"] == record["metrics"]["fit"]["spectrum"]["rir"]
 
 
 # The same run again.
 
 
-def test_same_seed_same_numbers_other_seed_other_numbers(
-    finished_run: Path, record: dict[str, Any], tmp_path: Path
-) -> None:
-    torch.manual_seed(12345)  # nothing may depend on the state that a caller leaves
-    returned = run_tiny(tmp_path / "same", "log_every=1", "monitor_every=1", "guard=warn")
-    same = records.read_record(tmp_path / "same")
-    assert json.loads(json.dumps(returned, allow_nan=True).replace("Infinity", "null")) == same
-    for key in (*NUMBERS, "data_hash", "data"):
-        assert same[key] == record[key], key
-    assert torch.equal(theta_of(tmp_path / "same"), theta_of(finished_run))
-    assert same["training"]["fit"]["guard"]["steps"] == same["training"]["fit"]["steps"]
-    assert "guard" not in record["training"]["fit"]
-
-    other = run_tiny(tmp_path / "other", "seed=1")
-    assert other["metrics"]["fit"]["spectrum"]["rir"] != record["metrics"]["fit"]["spectrum"]["rir"]
-    assert other["config_hash"] != record["config_hash"]
-    assert other["data_hash"] == record["data_hash"]
+EARLY = ("objective.early_stopping=true", "objective.check_every=5")
 
 
 @pytest.mark.parametrize(
-    "extra", [["objective.batch_size=8"], ["method=imma"], ["objective.early_stopping=true", "objective.check_every=5"]]
+    ("extra", "guard"), [((), "warn"), (("objective.batch_size=8",), "warn"), (("method=imma",), "off"), (EARLY, "off")]
 )
-def test_same_seed_same_numbers_in_every_mode(extra: list[str], tmp_path: Path) -> None:
+def test_same_seed_same_numbers_however_closely_a_run_is_watched(
+    extra: tuple[str, ...], guard: str, tmp_path: Path
+) -> None:
     found = []
-    for name in "ab":
-        torch.rand(len(found) + 1)
-        found.append(run_tiny(tmp_path / name, "objective.epochs=10", *extra))
-    for key in NUMBERS:
-        assert found[0][key] == found[1][key]
-    assert found[0]["training"]["fit"]["steps"] == found[1]["training"]["fit"]["steps"]
+    for name, watched in (("a", []), ("b", ["log_every=1", "monitor_every=1", f"guard={guard}"])):
+        torch.rand(len(found) + 1)  # nothing may depend on the state that a caller leaves
+        found.append(run_tiny(tmp_path / name, "objective.epochs=10", *extra, *watched))
+    for key in (*NUMBERS, "data_hash", "data"):
+        assert found[0][key] == found[1][key], key
+    one, other = (record["training"]["fit"] for record in found)
+    assert one["steps"] == other["steps"]
+    assert ("guard" in one, "guard" in other) == (False, guard == "warn")
+    assert other.get("guard", other)["steps"] == other["steps"]
+
+
+def test_another_seed_is_another_run_on_the_same_data(record: dict[str, Any], tmp_path: Path) -> None:
+    returned = run_tiny(tmp_path, "seed=1")
+    other = records.read_record(tmp_path)
+    assert records.plain(returned) == other
+    assert other["metrics"]["fit"]["spectrum"]["rir"] != record["metrics"]["fit"]["spectrum"]["rir"]
+    assert other["config_hash"] != record["config_hash"]
+    assert other["data_hash"] == record["data_hash"]
 
 
 def test_data_hash_is_of_the_data(record: dict[str, Any]) -> None:
@@ -169,54 +137,35 @@ def test_data_hash_is_of_the_data(record: dict[str, Any]) -> None:
 # Reading and writing.
 
 
-def test_numbers_of_arrays_and_tensors_such_as_a_method_of_others_tells_are_written() -> None:
-    of_others = {
-        "rank": np.int64(3),
-        "ratio": np.float32(0.5),
-        "kept": torch.tensor([1.0, torch.inf]),
-        "at": (np.eye(1),),
-    }
-    assert records.plain(of_others) == {"rank": 3, "ratio": 0.5, "kept": [1.0, None], "at": [[[1.0]]]}
-
-
-def test_infinities_and_nan_become_null(tmp_path: Path) -> None:
+def test_arrays_become_lists_and_infinities_and_nan_null(tmp_path: Path) -> None:
     values = {"a": float("nan"), "b": [1.5, float("inf")], 3: (float("-inf"), True), "c": None, "d": {"e": 1e308}}
-    path = records.write_record(tmp_path, values)
+    of_others = {"rank": np.int64(3), "kept": torch.tensor([1.0, torch.inf]), "at": (np.eye(1),)}  # their method's
+    path = records.write_record(tmp_path, values | of_others)
     assert path == tmp_path / records.RECORD
-    assert strict_json(path) == {"a": None, "b": [1.5, None], "3": [None, True], "c": None, "d": {"e": 1e308}}
-
-
-VERSION = records.SCHEMA_VERSION
-
-
-def whole(**changes: Any) -> dict[str, Any]:
-    return {"schema_version": VERSION, "status": "finished", "config": {}, **changes}
+    plain = {"a": None, "b": [1.5, None], "3": [None, True], "c": None, "d": {"e": 1e308}}
+    assert strict_json(path) == plain | {"rank": 3, "kept": [1.0, None], "at": [[[1.0]]]}
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("content", "words"),
     [
         (None, "holds no record.json"),
         (Path, "cannot be read"),  # a folder in its place
-        ('{"status": "finished",', "cannot be read"),
         (b"\xff\xfe\x00", "cannot be read"),
-        ("null", "not a record"),
-        ('{"status": "finished"}', "not a record"),
-        (json.dumps(whole(schema_version=VERSION + 1)), f"version {VERSION + 1}.*reads {VERSION}"),
-        (json.dumps({"status": "finished", "config": {}}), "version None"),
+        (b"null", "not a record"),
+        (b'{"status": "finished", "config": {}}', "version None"),
     ],
 )
-def test_what_is_not_a_record_is_refused(text: Any, words: str, tmp_path: Path) -> None:
-    if text is Path:
+def test_what_is_not_a_record_is_refused_and_need_not_be_kept(content: Any, words: str, tmp_path: Path) -> None:
+    """What is cut off, or of another version: `report/test_bad_folders.py`."""
+    if content is Path:
         (tmp_path / records.RECORD).mkdir()
-    elif text is not None:
-        (tmp_path / records.RECORD).write_bytes(text if isinstance(text, bytes) else text.encode())
+    elif content is not None:
+        (tmp_path / records.RECORD).write_bytes(content)
     with pytest.raises(CheckpointError, match=words) as error:
         records.read_record(tmp_path)
     assert str(tmp_path) in str(error.value)
-    refuse_finished(tmp_path, overwrite=False)  # there is nothing to be kept
-    records.write_record(tmp_path / "ended", whole(status="interrupted"))
-    refuse_finished(tmp_path / "ended", overwrite=False)
+    refuse_finished(tmp_path, overwrite=False)
 
 
 @pytest.mark.data
