@@ -16,7 +16,8 @@ from threadpoolctl import threadpool_info
 from immunize import threads
 from tests.commands import ENVIRONMENT, ROOT, fresh
 
-FOUR = {0, 1, 2, 3}
+Content = str | bytes | None
+TWO: dict[str, Content] = {"cpu.max": "200000 100000\n"}
 V1, V2 = "3:memory:/x\n2:cpu,cpuacct:/jobs/one\n", "0::/jobs/one\n"
 
 
@@ -52,23 +53,7 @@ assert os.environ.get("OPENBLAS_NUM_THREADS") == sys.argv[1]
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Four cores; the folder stands for the root of its file system, without cgroups."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: FOUR, raising=False)
-    return tmp_path
-
-
-def in_cgroup(root: Path, told: str, files: dict[str, str]) -> None:
-    """Write `/proc/self/cgroup`, and files below `/sys/fs/cgroup`."""
-    laid_out = {"proc/self/cgroup": told} | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
-    for name, text in laid_out.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-
-
-def v1(quota: int, folder: str) -> dict[str, str]:
+def v1(quota: int, folder: str) -> dict[str, Content]:
     """Files of a cgroup of version 1 with a quota."""
     return {f"{folder}/cpu.cfs_quota_us": f"{quota}\n", f"{folder}/cpu.cfs_period_us": "100000\n"}
 
@@ -76,39 +61,36 @@ def v1(quota: int, folder: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("told", "files", "expected"),
     [
-        ("", {}, 4),
-        ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),  # a container, which sees its own cgroup as the root
+        ("", {}, 4),  # of five, by affinity
+        ("0::/\n", TWO, 2),  # a container, which sees its own cgroup as the root
         ("0::/\n", {"cpu.max": "150000 100000\n"}, 2),  # a part of a core counts as one
         (V2, {"jobs/one/cpu.max": "max 100000\n", "jobs/cpu.max": "300000 100000\n"}, 3),  # that of the group around
         (V2, {"unified/jobs/one/cpu.max": "200000 100000\n"}, 2),
         (V1, v1(200000, "cpu,cpuacct/jobs/one"), 2),
         (V1, v1(100000, "cpu"), 1),  # of a container that is told its path on the host
         (V1, v1(-1, "cpu,cpuacct/jobs/one"), 4),
-        ("0::/\n", {"cpu.max": "nonsense\n"}, 4),
-        ("no colons\n", {"cpu.max": "200000 100000\n"}, 2),
-        ("0::/../outside\n", {"cpu.max": "200000 100000\n"}, 2),
+        ("no colons\n", TWO, 2),
+        ("0::/../outside\n", TWO, 2),
         ("0:://jobs\n", {"jobs/cpu.max": "200000 100000\n"}, 2),
+        # what cannot be read; a folder, as root reads every file
+        *(("0::/\n", {"cpu.max": text}, 4) for text in ("nonsense\n", b"\xff\xfe 1", None)),
+        *((text, TWO, 2) for text in (b"\xff\xfe 1", None)),
     ],
 )
-def test_a_quota_leaves_so_many_cores(machine: Path, told: str, files: dict[str, str], expected: int) -> None:
-    in_cgroup(machine, told, files)
-    assert threads.cores(machine) == expected
-
-
-@pytest.mark.parametrize("unreadable", ["proc/self/cgroup", "sys/fs/cgroup/cpu.max"])
-def test_an_unreadable_cgroup_file_leaves_what_affinity_does(
-    machine: Path, unreadable: str, monkeypatch: pytest.MonkeyPatch
+def test_a_quota_leaves_so_many_cores(
+    told: Content, files: dict[str, Content], expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2, 3}, raising=False)
-    in_cgroup(machine, "0::/\n", {} if "proc" in unreadable else {"cpu.max": "max 100000"})
-    (machine / unreadable).unlink()
-    (machine / unreadable).mkdir()  # as root reads every file
-    assert threads.cores(machine) == 3
-    (machine / unreadable).rmdir()
-    (machine / unreadable).write_bytes(b"\xff\xfe 1")
-    assert threads.cores(machine) == 3
-    in_cgroup(machine, "0::/\n", {"cpu.max": "200000 100000"})
-    assert threads.cores(machine) == 2
+    """`/proc/self/cgroup` as it is told, and files below `/sys/fs/cgroup`."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    below = {f"sys/fs/cgroup/{name}": content for name, content in files.items()}
+    for name, content in {"proc/self/cgroup": told, **below}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if content is None:
+            (tmp_path / name).mkdir()
+        else:
+            (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert threads.cores(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -124,13 +106,13 @@ def test_an_unreadable_cgroup_file_leaves_what_affinity_does(
         (2, 4, "1", 2, []),
     ],
 )
-@pytest.mark.usefixtures("machine")
 def test_threads_are_at_most_what_the_quota_leaves(
     case: tuple[int | None, int, str | None, int, list[str]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     setting, left, openmp, expected, told = case
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(threads, "cores", lambda: left)
     monkeypatch.setattr(threads, "_quota", lambda: math.inf)
     monkeypatch.setattr(threads, "_physical_cores", lambda: 4)
