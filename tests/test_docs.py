@@ -43,6 +43,7 @@ from tests.test_words import NAVIGATION, pages_in
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+README = ROOT / "README.md"
 PAGES = sorted(DOCS.rglob("*.md"))
 OWN_TEST = DOCS / "extending.md"
 TUTORIAL = ROOT / "examples" / "tutorial.py"
@@ -70,16 +71,12 @@ class Block:
     reason: str | None
 
 
-def without_fences(page: Path) -> str:
-    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-
-
 def blocks_of(page: Path) -> list[Block]:
     found = BLOCK.finditer(page.read_text(encoding="utf-8"))
     return [Block(page, m["language"], m["rest"].strip(), m["code"], m["reason"]) for m in found]
 
 
-BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+BLOCKS = [block for page in (*PAGES, README) for block in blocks_of(page)]
 
 
 def commands_of(block: Block) -> list[str]:
@@ -93,18 +90,18 @@ def code_of(page: Path) -> list[Block]:
 
 
 def name_of(page: Path) -> str:
-    return page.relative_to(DOCS).as_posix()
+    return page.relative_to(DOCS).as_posix() if page.is_relative_to(DOCS) else page.name
 
 
 COMMANDS = {
     line: f"{name_of(block.page)}: {line}"
     for block in BLOCKS
-    if block.language == "bash" and not block.reason and block.page != OWN_TEST
+    if block.language == "bash" and not block.reason and block.page not in (OWN_TEST, README)
     for line in commands_of(block)
 }
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if code_of(page) or name_of(page) in WHOLE], ids=name_of)
+@pytest.mark.parametrize("page", [p for p in (*PAGES, README) if code_of(p) or name_of(p) in WHOLE], ids=name_of)
 def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the commands between it where the page is one that is run as a whole."""
     monkeypatch.chdir(tmp_path)
@@ -153,15 +150,17 @@ def _one_run(arguments: list[str]) -> list[str]:
 
 
 def test_make_targets_in_the_pages_exist() -> None:
-    every = (block for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "README.md") for block in blocks_of(page))
+    every = (*BLOCKS, *blocks_of(ROOT / "CONTRIBUTING.md"))
     shown = "\n".join(block.code for block in every if block.language == "bash")
     targets = set(re.findall(r"^\s*make ([a-z0-9_]+)", shown, re.M))
     assert targets <= set(re.findall(r"^([a-z0-9_]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "README.md"], ids=lambda page: page.name)
-def test_links_lead_to_files(page: Path) -> None:
-    text = re.sub(r"^```.*?^```|^    .*?$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", README], ids=lambda page: page.name)
+def test_links_lead_to_files_and_commands_are_in_blocks_where_they_are_tried(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    assert not re.search(r"^    python -m immunize.*$", text, re.M)
+    text = re.sub(r"^    .*?$", "", text, flags=re.M)
     targets = {target for target in re.findall(r"\]\(([^)\s#]+)", text) if "://" not in target}
     elsewhere = {"tutorial.md"}  # made from examples/tutorial.py
     assert not [target for target in targets - elsewhere if not (page.parent / target).exists()]
@@ -227,29 +226,19 @@ def test_who_is_stopped_where_is_as_the_tables_count() -> None:
         assert [set(re.findall(r"T\d", cell)) for cell in tiers] == found, (method, data)
 
 
-def test_commands_are_in_fenced_blocks_where_they_are_tried() -> None:
-    bare = {name_of(page): re.findall(r"^    python -m immunize.*$", without_fences(page), re.M) for page in PAGES}
-    assert not {name: lines for name, lines in bare.items() if lines}
-
-
-def test_reference_names_modules_that_exist_and_every_method() -> None:
+def test_reference_has_every_method_every_choice_and_every_setting_of_a_command() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
     shown = MODULES.sub(lambda found: reference_of(ROOT / found[1]), text)
     modules = re.findall(r"^::: (\S+)$", shown, re.M)
     assert all(importlib.util.find_spec(module) for module in modules)
-    methods = {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")}
+    methods = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
     assert {f"immunize.objective.{name}" for name in methods} <= set(modules)
-
-
-def test_reference_has_every_choice_and_every_setting_of_a_command() -> None:
-    text = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
-    groups, files = (set(re.findall(rf"^<!-- {kind}: conf/(\S+) -->$", text, re.M)) for kind in ("choices", "settings"))
-    packaged = {path.name for path in (ROOT / "conf").iterdir()}
     elsewhere = {"experiment", "report", "hydra", "objective_deep.yaml"}
-    assert groups | files == packaged - elsewhere
-    table = choices_of(ROOT / "conf" / "method").splitlines()
-    assert [line.split("`")[1] for line in table[2:]] == sorted(p.stem for p in (ROOT / "conf/method").glob("*.yaml"))
-    assert "| `ours` | Eq. (11)" in "\n".join(table)
+    listed = set(re.findall(r"^<!-- (?:choices|settings): conf/(\S+) -->$", text, re.M))
+    assert listed == {path.name for path in (ROOT / "conf").iterdir()} - elsewhere
+    table = choices_of(ROOT / "conf" / "method")
+    assert [line.split("`")[1] for line in table.splitlines()[2:]] == methods
+    assert "| `ours` | Eq. (11)" in table
     train = settings_of(ROOT / "conf" / "train.yaml")
     assert "probe_steps: 20000" in train
     assert "hydra:" not in train
@@ -297,7 +286,6 @@ def test_a_page_that_asks_another_host_is_not_built(start: str) -> None:
 # The README: its commands run as they stand, only shorter.
 
 
-README = ROOT / "README.md"
 OF_TIMM = {
     "immunize.pretrain": ["model.image_size=32", "model.pretrained=false"],
     "immunize.train": ["model.image_size=32"],
@@ -321,7 +309,7 @@ def test_readme_commands_run(tmp_path: Path) -> None:
     demo = run("immunize.train", *SHORTER["immunize.train"], f"hydra.run.dir={DEMO}", cwd=tmp_path)
     assert demo.returncode == 0, demo.stderr
     called = []
-    for command in (line for block in blocks_of(README) if block.language == "bash" for line in commands_of(block)):
+    for command in (line for block in BLOCKS if block.page == README for line in commands_of(block)):
         module, *rest = arguments_of(command)
         shorter = SHORTER.get(module, [])
         if "model=timm" in rest:
@@ -338,13 +326,6 @@ def test_readme_commands_run(tmp_path: Path) -> None:
             shutil.copytree(tmp_path / DEMO, tmp_path / MINE)
         called.append(module)
     assert called == [f"immunize.{name}" for name in ("report", "pretrain", "train", "evaluate", "attack", "report")]
-
-
-@pytest.mark.parametrize("code", [block.code for block in blocks_of(README) if block.language == "python"])
-def test_readme_python(code: str, tmp_path: Path) -> None:
-    (tmp_path / "shown.py").write_text(code, encoding="utf-8")
-    done = run("shown.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
 
 
 def test_citations_agree() -> None:
