@@ -7,7 +7,9 @@ for the mistakes nobody thought of.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import itertools
 import shutil
 import struct
 import zlib
@@ -144,66 +146,38 @@ def house_prices(content: bytes, root: Path) -> None:
         assert part.x.isfinite().all()
 
 
-@cases(40)
-@given(content=damaged(table().encode()))
-def test_damaged_table(content: bytes, tmp_path: Path) -> None:
-    with contextlib.suppress(UserError):
-        house_prices(content, tmp_path)
+def idx_file(content: bytes, root: Path, name: str = "images") -> None:
+    (root / name).write_bytes(content)
+    assert read_idx(root / name).dtype == np.uint8
 
 
-def test_a_row_with_a_field_of_5_mb_too_many_is_refused(tmp_path: Path) -> None:
-    content = table().replace("\n", "\n" + "x" * 5_000_000 + ",", 1)
-    with pytest.raises(DataError, match="more fields than the header"):
-        house_prices(content.encode(), tmp_path)
-
-
-@cases(40)
-@given(content=damaged(idx_bytes(np.arange(20 * 28 * 28).reshape(20, 28, 28) % 251)), packed=st.booleans())
-def test_damaged_idx_file(content: bytes, packed: bool, tmp_path: Path) -> None:
-    path = tmp_path / ("images.gz" if packed else "images")
-    path.write_bytes(content)
-    with contextlib.suppress(UserError):
-        assert read_idx(path).dtype == np.uint8
-
-
-def test_idx_file_that_announces_more_than_any_memory_holds(tmp_path: Path) -> None:
-    (tmp_path / "images").write_bytes(bytes([0, 0, 8, 3]) + b"\xff" * 12)
-    with pytest.raises(DataError):
-        read_idx(tmp_path / "images")
-
-
-def archive(compressed: bool) -> bytes:
+def archive(save: Callable[..., None]) -> bytes:
     """Two arrays, as `harmful=arrays` takes them."""
     stream, draws = io.BytesIO(), np.random.default_rng(0)
-    save = np.savez_compressed if compressed else np.savez
     save(stream, x=draws.standard_normal((12, 3)), y=draws.standard_normal(12))
     return stream.getvalue()
 
 
-@cases(40)
-@given(content=st.one_of(damaged(archive(False)), damaged(archive(True))))
-def test_damaged_arrays(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "a.npz").write_bytes(content)
-    with contextlib.suppress(UserError):
-        part = Arrays("harmful", tmp_path / "a.npz").load().fit
-        assert len(part.x) == len(part.y)
+def arrays(content: bytes, root: Path) -> None:
+    (root / "a.npz").write_bytes(content)
+    part = Arrays("harmful", root / "a.npz").load().fit
+    assert len(part.x) == len(part.y)
 
 
-def picture(kind: str) -> bytes:
-    """A small picture as a file."""
+def picture(kind: str = "PNG", size: tuple[int, int] = (12, 12)) -> bytes:
+    """A picture as a file."""
     stream = io.BytesIO()
-    Image.fromarray(np.arange(12 * 12 * 3, dtype="u1").reshape(12, 12, 3)).save(stream, kind)
+    Image.fromarray(np.resize(np.arange(251, dtype="u1"), (*size, 3))).save(stream, kind)
     return stream.getvalue()
 
 
-def images(root: Path, content: bytes, name: str) -> None:
+def images(content: bytes, root: Path, name: str = "x.png") -> None:
     """Read a folder of seven images, one of which has this content."""
     shutil.rmtree(root / "images", ignore_errors=True)
-    for which in range(2):
-        for image in range(3):
-            path = root / "images" / f"class{which}" / f"{image}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(picture("PNG"))
+    for which, image in itertools.product(range(2), range(3)):
+        path = root / "images" / f"class{which}" / f"{image}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture())
     (root / "images" / "class0" / name).write_bytes(content)
     splits = ImageFolder("harmful", root=root / "images").splits(None, None)
     for split in (splits.fit, splits.held_out):
@@ -211,16 +185,32 @@ def images(root: Path, content: bytes, name: str) -> None:
             assert split[index][0].shape[0] == 3
 
 
-@cases(20)
-@given(content=st.one_of(damaged(picture("PNG")), damaged(picture("JPEG"))), name=st.sampled_from(["x.png", "x.jpg"]))
-def test_damaged_image(content: bytes, name: str, tmp_path: Path) -> None:
-    with contextlib.suppress(UserError):  # one of so few is more than 1 %, unless it can be read after all
-        images(tmp_path, content, name)
+PIXELS = idx_bytes(np.arange(20 * 28 * 28).reshape(20, 28, 28) % 251)
+FILES: dict[str, tuple[int, list[bytes], list[Callable[[bytes, Path], None]]]] = {
+    "table": (40, [table().encode()], [house_prices]),
+    "idx": (40, [PIXELS], [idx_file, functools.partial(idx_file, name="images.gz")]),
+    "arrays": (40, [archive(np.savez), archive(np.savez_compressed)], [arrays]),
+    "image": (20, [picture("PNG"), picture("JPEG")], [images, functools.partial(images, name="x.jpg")]),
+}
+"""How many cases, what is damaged, and what reads it."""
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_damaged_file(kind: str, tmp_path: Path) -> None:
+    number, whole, readers = FILES[kind]
+
+    @cases(number)
+    @given(content=st.one_of(*map(damaged, whole)), read=st.sampled_from(readers))
+    def tried(content: bytes, read: Callable[[bytes, Path], None]) -> None:
+        with contextlib.suppress(UserError):  # one image of so few is more than 1 %, unless it can be read after all
+            read(content, tmp_path)
+
+    tried()
 
 
 def sized(width: int, height: int) -> bytes:
     """A PNG whose header announces another size than it has, with the right checksum."""
-    content = picture("PNG")
+    content = picture()
     header = b"IHDR" + struct.pack(">II", width, height) + content[24:29]
     return content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
 
@@ -228,10 +218,16 @@ def sized(width: int, height: int) -> bytes:
 @pytest.mark.parametrize("size", [(30_000, 30_000), (2**31 - 1, 2**31 - 1), (0, 12)])
 def test_image_of_an_absurd_size_is_unreadable(size: tuple[int, int], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 of 5 images cannot be read"):
-        images(tmp_path, sized(*size), "x.png")
+        images(sized(*size), tmp_path)
+
+
+def test_what_a_table_or_an_idx_file_has_too_much_of_is_refused(tmp_path: Path) -> None:
+    """A field of 5 MB too many; more pixels than any memory holds."""
+    with pytest.raises(DataError, match="more fields than the header"):
+        house_prices(table().replace("\n", "\n" + "x" * 5_000_000 + ",", 1).encode(), tmp_path)
+    with pytest.raises(DataError, match="images"):
+        idx_file(bytes([0, 0, 8, 3]) + b"\xff" * 12, tmp_path)
 
 
 def test_large_image_is_read(tmp_path: Path) -> None:
-    stream = io.BytesIO()
-    Image.new("RGB", (3_000, 2_500)).save(stream, "PNG")
-    images(tmp_path, stream.getvalue(), "x.png")
+    images(picture(size=(3_000, 2_500)), tmp_path)
