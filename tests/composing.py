@@ -229,17 +229,6 @@ class MemoryLogger(DummyLogger):
         return {step: row[key] for step, row in self.rows if key in row}
 
 
-class Killed(Progress):
-    """Sends a signal to its own process after so many steps."""
-
-    after, number = 0, signal.SIGTERM
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *others: Any) -> None:
-        super().on_train_batch_end(trainer, *others)
-        if trainer.global_step == self.after:
-            os.kill(os.getpid(), self.number)
-
-
 def empty_figure(figure: object, path: Any, **options: Any) -> None:
     """In the place of `Figure.savefig`: to draw a figure takes most of a report's time."""
     path.write("<svg/>") if hasattr(path, "write") else Path(path).touch()
@@ -254,9 +243,15 @@ def killed(patched: pytest.MonkeyPatch, throughput: str, after: int) -> Iterator
         throughput: the place where the training finds its `Progress`.
         after: how many steps.
     """
+
+    class Killed(Progress):
+        def on_train_batch_end(self, trainer: pl.Trainer, *others: Any) -> None:
+            super().on_train_batch_end(trainer, *others)
+            if trainer.global_step == after:
+                os.kill(os.getpid(), signal.SIGTERM)
+
     with patched.context() as here:
         here.setattr(throughput, Killed)
-        here.setattr(Killed, "after", after)
         with pytest.raises(SystemExit) as ended:
             yield ended
     assert ended.value.code == 128 + signal.SIGTERM

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import config_dir
+from tests.commands import Called
 
 # Nothing here makes a run long: counts are small, and what is huge is no whole number.
 VALUES = (
@@ -72,24 +69,14 @@ def choices(*groups: str) -> Settings:
     return st.lists(one, min_size=1, max_size=3, unique_by=lambda word: word.partition("=")[0])
 
 
-def ends_well(main: Callable[[], None], arguments: list[str], folder: Path) -> None:
+def ends_well(called: Called, main: Callable[[], None], arguments: list[str], folder: Path) -> None:
     """`main` returns, or leaves with exit code 1 and a message that is no traceback; any other exception is one."""
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
-    err = io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", ["immunize", *arguments, f"hydra.run.dir={run}"]),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(err),
-    ):
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-    assert code in (0, 1), (arguments, code, err.getvalue())
-    assert code == 0 or err.getvalue().strip(), arguments
-    assert "Traceback" not in err.getvalue(), (arguments, err.getvalue())
+    done = called(main, *arguments, f"hydra.run.dir={run}")
+    assert done.code in (0, 1), (arguments, done)
+    assert done.code == 0 or done.err.strip(), arguments
+    assert "Traceback" not in done.err, (arguments, done)
 
 
 def damaged(content: bytes) -> st.SearchStrategy[bytes]:

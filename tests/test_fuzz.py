@@ -30,6 +30,7 @@ from immunize.data.mnist import read_idx
 from immunize.errors import DataError, UserError
 from immunize.report import __main__ as report
 from tests.attacking import TINY_GRID, TINY_NETWORK_GRID, compose_attack
+from tests.commands import Called
 from tests.composing import compose_config
 from tests.data.test_digits import idx_bytes
 from tests.fuzzing import Settings, cases, choices, damaged, ends_well, leaves, overrides
@@ -51,8 +52,7 @@ GRID = [word for word in TINY_GRID if not word.startswith("seeds=")]
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("IMMUNIZE_DATA", "HYDRA_FULL_ERROR"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("IMMUNIZE_DATA", raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ COMMANDS: dict[str, tuple[int, Callable[[], None], list[str], Settings]] = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_random_settings(command: str, linear: Path, network: Path, tmp_path: Path) -> None:
+def test_random_settings(command: str, linear: Path, network: Path, called: Called, tmp_path: Path) -> None:
     number, main, words, more = COMMANDS[command]
     places = {"LINEAR_RUN": linear, "NETWORK_RUN": network, "OUT": tmp_path}
     for name, place in places.items():
@@ -120,7 +120,7 @@ def test_random_settings(command: str, linear: Path, network: Path, tmp_path: Pa
     @cases(number)
     @given(chosen=more)
     def tried(chosen: list[str]) -> None:
-        ends_well(main, [*words, *chosen], tmp_path)
+        ends_well(called, main, [*words, *chosen], tmp_path)
 
     tried()
 

@@ -37,7 +37,8 @@ def test_result_is_that_of_another_process_at_the_same_time_which_ctrl_c_does_no
         begun.write_text(str(os.getpid()))
         return text_of(said), torch.arange(1e6, dtype=torch.float64)
 
-    with cpu_threads(1), processes.beside(work) as result:
+    interruptible = processes.signals_handled({signal.SIGINT: signal.default_int_handler})  # as not in the background
+    with interruptible, cpu_threads(1), processes.beside(work) as result:
         os.kill(int(text_of(begun)), signal.SIGINT)
         said.write_text("both")
         text, theta = result()
