@@ -13,7 +13,7 @@ from hydra.errors import MissingConfigException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from immunize.config import SCHEMAS, data_folder, folder_name, settings_of
+from immunize.config import SCHEMAS, config_dir, data_folder, folder_name, settings_of
 from immunize.evaluation import evaluate_part
 from immunize.evaluation.attacks import TIERS, Attack
 from immunize.instantiate import NOT_ARGUMENTS, build
@@ -21,8 +21,7 @@ from immunize.objective import Objective
 from immunize.pipeline.fit import Telling
 from tests.composing import compose_config, model_of
 
-ROOT = Path(__file__).parents[1]
-CONF = ROOT / "conf"
+CONF = Path(config_dir())
 YAMLS = sorted(CONF.rglob("*.yaml"))
 PRIMARY = {
     **{name: SCHEMAS[name] for name in ("train", "evaluate", "verify", "forecast", "attack", "export")},

@@ -35,13 +35,12 @@ from docs.hooks import MODULES, OF_ROOT, cells_of, choices_of, drawn, on_post_pa
 from experiments.readme_tables import PLACE, pages, with_tables
 from immunize.config import resolved
 from immunize.settings import check_settings
-from tests.commands import DEEPER, ENVIRONMENT, SHORTER, run
+from tests.commands import DEEPER, ENVIRONMENT, ROOT, SHORTER, run
 from tests.composing import compose_config
 from tests.data.image_files import write_noise
 from tests.report.making import tables_of
 from tests.test_words import NAVIGATION, pages_in
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 PAGES = sorted(DOCS.rglob("*.md"))

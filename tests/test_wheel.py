@@ -17,11 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ended
+from tests.commands import ROOT, ended
 
 pytestmark = pytest.mark.wheel
 
-ROOT = Path(__file__).parents[1]
 TINY = ["objective.epochs=20", "probe_steps=100"]
 QUICK = ["attack=quick", "seeds=[0]", "attack.budget.steps=20"]
 OUTSIDE = ("PYTHONPATH", "IMMUNIZE_DATA", "VIRTUAL_ENV", "HYDRA_FULL_ERROR")
