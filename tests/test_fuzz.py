@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import io
 import itertools
 import shutil
@@ -188,7 +189,7 @@ def images(content: bytes, root: Path, name: str = "x.png") -> None:
 PIXELS = idx_bytes(np.arange(20 * 28 * 28).reshape(20, 28, 28) % 251)
 FILES: dict[str, tuple[int, list[bytes], list[Callable[[bytes, Path], None]]]] = {
     "table": (40, [table().encode()], [house_prices]),
-    "idx": (40, [PIXELS], [idx_file, functools.partial(idx_file, name="images.gz")]),
+    "idx": (40, [PIXELS, gzip.compress(PIXELS, mtime=0)], [idx_file, functools.partial(idx_file, name="images.gz")]),
     "arrays": (40, [archive(np.savez), archive(np.savez_compressed)], [arrays]),
     "image": (20, [picture("PNG"), picture("JPEG")], [images, functools.partial(images, name="x.jpg")]),
 }
