@@ -157,9 +157,12 @@ def test_an_unknown_pair_fails_loudly() -> None:
     ("name", "setting", "value"),
     [
         ("mnist", "pair", (3, 5)),
+        ("mnist", "download", True),
         ("digits", "pair", (7, 2)),
         ("housing", "rows", 200),
+        ("housing", "source", "openml"),
         ("synthetic", "n_features", 8),
+        ("synthetic", "seed", 5),
     ],
 )
 def test_pretraining_data_follow_the_harmful_data(name: str, setting: str, value: Any) -> None:
