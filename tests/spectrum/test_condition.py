@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -31,7 +32,7 @@ from immunize.spectrum import (
     spectrum_of,
     spectrum_of_gram,
 )
-from immunize.spectrum.condition import all_finite
+from immunize.spectrum.condition import all_finite, check_varying
 from immunize.spectrum.regularizers import gram_ends
 from tests import reference as ref
 from tests.spectrum.making import column, diagonal, properties
@@ -208,6 +209,15 @@ def test_a_known_rank_of_the_data_reaches_below_the_cut_and_not_below_rounding()
     features = ref.features_with_eigenvalues([3.0, 2.0, 1.0], 6, 3, seed=1)
     assert spectrum_of(features, rank_of_data=2).rank == 2
     assert condition_number(spectrum_of(features, rank_of_data=2)).numerical_rank == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_features_vary_where_they_do_by_more_than_rounding(dtype: torch.dtype) -> None:
+    x, eps = torch.ones(5, 3, dtype=dtype), torch.finfo(dtype).eps
+    for steps, varies in ((50, False), (200, True)):
+        x[0, 0] = 1 + steps * eps
+        with contextlib.nullcontext() if varies else pytest.raises(ValueError, match="one and the same"):
+            check_varying(x, "D_P")
 
 
 def test_a_gram_matrix_may_be_asymmetric_by_rounding_only() -> None:

@@ -17,10 +17,11 @@ from torch import Tensor
 import immunize
 from immunize.objective.erase import Erase
 from immunize.spectrum import Erasure, cross_fitted_correlation, erase, folds_of
-from immunize.spectrum.erasing import directions_of, erasing_map, ridge_weights, same_data
-from immunize.spectrum.erasing_choice import FOLDS, PROBES, SHRINKAGES, EraseTrial, _Judge, _within_range
+from immunize.spectrum.erasing import directions_of, erasing_map, ridge_weights, root_of, same_data
+from immunize.spectrum.erasing_choice import FEW, FOLDS, PROBES, SHRINKAGES, EraseTrial, _Judge, _within_range
 from immunize.spectrum.shrinkage import ledoit_wolf
 from tests import reference as ref
+from tests.spectrum.making import diagonal
 
 D = 9
 
@@ -164,6 +165,7 @@ def test_labels_of_one_value_or_none_of_d_p_leave_nothing_to_choose_by() -> None
     for labels in (None, torch.zeros(len(X_P))):
         r = erase(X_P, X_H, Y, y_pretrain=labels)
         assert (r.rank, r.shrinkage_chosen_by, r.trials, r.feasible) == (3, "ledoit_wolf", (), None)
+        assert r.shrinkage == pytest.approx(ledoit_wolf(X_P - X_P.mean(0)), rel=1e-12)
 
 
 @pytest.mark.parametrize("y_p", [None, Y_P])
@@ -267,6 +269,10 @@ def test_the_same_data_twice_and_a_singular_covariance_are_refused() -> None:
     with pytest.raises(ValueError, match="shrinkage above 0"):
         erase(flat, X_H, Y, shrinkage=0.0)
     assert erase(flat, X_H, Y).rank == 3
+    for unit in (1e-20, 1.0, 1e20):
+        root_of(unit * diagonal(1.0, 1e-15), 0.0)
+        with pytest.raises(ValueError, match="shrinkage above 0"):
+            root_of(unit * diagonal(1.0, 1e-17), 0.0)
 
 
 def test_data_that_share_a_large_offset_are_not_the_same() -> None:
@@ -345,9 +351,12 @@ def test_labels_of_classes_as_floating_point_numbers_are_warned_of() -> None:
     x, x_h, y = ref.gaussian(60, 6, seed=0), ref.gaussian(80, 6, seed=1), torch.arange(80) % 4
     with pytest.warns(UserWarning, match="4 whole values of a floating-point type: it is taken for a target"):
         assert erase(x, x_h, y.double()).rank == 1
+    with pytest.warns(UserWarning, match=f"{FEW} whole values"):
+        erase(x, x_h, torch.arange(80.0) % FEW)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert erase(x, x_h, y).rank == 3
+        erase(x, x_h, torch.arange(80.0) % (FEW + 1))
         erase(x, x_h, y + 0.5)  # a target
         erase(x, x_h, (y > 1).double())  # one direction in either case
         erase(x, x_h, torch.arange(80.0))

@@ -228,6 +228,8 @@ def test_automatic_shrinkage_takes_the_seed_and_rho_of_the_closed_form() -> None
     assert auto.shrinkage == (choice.pretrain, choice.harmful)
     wolf = closed_form(X_P, X_H, shrinkage="ledoit_wolf").shrinkage_choice
     assert (wolf.pretrain, wolf.harmful, wolf.how) == (ledoit_wolf(X_P), ledoit_wolf(X_H), "ledoit_wolf")
+    given = closed_form(X_P, X_H, shrinkage=0.1).shrinkage_choice
+    assert (given.pretrain, given.harmful, given.how) == (0.1, 0.1, "given")
 
 
 def test_ledoit_wolf_stays_between_the_smallest_of_the_grid_and_its_largest() -> None:
