@@ -102,6 +102,7 @@ def test_ours_raises_rir_and_leaves_the_network_alone(network: Network) -> None:
     assert found.steps == 60
     told = found.ratios["spectrum"]
     assert told.ratio.rir > 1.5
+    assert f"RIR {told.ratio.rir:.4g}" in str(found)
     assert told.intervals["rir"][0] < told.ratio.rir < told.intervals["rir"][1]
     for now, then in zip(network, before, strict=True):
         torch.testing.assert_close(now.state_dict(), then.state_dict(), rtol=0, atol=0)
@@ -441,6 +442,10 @@ WIDE = {"backbone": nn.Linear(20, 64), "head": nn.Linear(64, CLASSES)}
             r"^all 12 columns of D_H's features are constant: the 70 rows .*; check",
         ),
         ({"pretrain_loader": SHUFFLED, "harmful_loader": SHUFFLED}, "D_P and D_H are the same data"),
+        *(
+            ({"pretrain_loader": SHUFFLED, "harmful_loader": SHUFFLED, "method": solves}, "D_P and D_H are the same")
+            for solves in ("closed_form", "erase")
+        ),
         ({"backbone": layers().double()}, r"does not take its inputs, .* torch.float32: "),
         ({"backbone": nn.GRU(20, D)}, r"the backbone has to return one tensor \(N, D\), it returns tuple"),
         ({"backbone": called_once()}, r"cannot be copied, call it once under torch.no_grad\(\)"),

@@ -171,7 +171,10 @@ def test_finished_record_is_kept_unless_overwritten(refused: Refused, called: Ca
     run, words = Path("run"), ("hydra.run.dir=run", *TINY)
     assert called(train.main, *words).code == 0
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    assert "overwrite=true" in refused(train.main, *TINY, "seed=5")
+    message = refused(train.main, *TINY, "seed=5")
+    assert "already holds a finished record" in message
+    assert "overwrite=true" in message
+    assert "loading" not in message
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     (run / "export").mkdir()
     made = [run / name for name in ("CARD.md", "card.json", "report.html", "export/model.safetensors")]

@@ -316,6 +316,10 @@ def test_what_cannot_be_attacked_is_refused(overrides: str, words: str, folder: 
 
 
 def test_weights_of_another_run_are_refused(folder: Path) -> None:
+    weights, other = load_weights(folder / CHECKPOINT), folder / "other.safetensors"
+    save_weights(other, weights | {"conv1.weight": weights["conv1.weight"] + 1})
+    with pytest.raises(CheckpointError, match=r"not the one that the run started from: conv1\.weight differs"):
+        target_of(f"run={folder}", f"reference={other}")
     edit_json(folder / RECORD, lambda record: record.update(config_hash="0"))
     with pytest.raises(CheckpointError, match="belongs to another run"):
         target_of(f"run={folder}")

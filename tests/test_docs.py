@@ -108,6 +108,7 @@ def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in (block for block in BLOCKS if block.page == page and not block.title and not block.reason):
         if block.language == "python":
+            namespace = {"__name__": "__main__"} if page == README else namespace  # each of its blocks is taken alone
             exec(compile(block.code, f"{name_of(page)}, a block", "exec"), namespace)
         elif block.language == "bash" and name_of(page) in WHOLE:
             for command in commands_of(block):

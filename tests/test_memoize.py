@@ -47,6 +47,7 @@ def test_memory_goes_back_unless_the_process_was_told_to_keep_it(monkeypatch):
     monkeypatch.setattr(module.ctypes, "pythonapi", library)
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     module.give_back_memory()
+    library.malloc_trim.assert_called_once_with(0)
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
     module.give_back_memory()
     library.malloc_trim.assert_called_once_with(0)

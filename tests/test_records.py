@@ -56,7 +56,10 @@ def test_digits_of_two_labels_a_side_have_something_to_learn_and_an_accuracy(tmp
 def test_provenance(record: dict[str, Any]) -> None:
     assert record["versions"]["torch"] == version("torch")
     assert record["versions"]["immunize"] == immunize.__version__  # a checkout need not be installed
+    assert {"python", "lightning", "hydra-core", "numpy", "scipy", "scikit-learn"} <= record["versions"].keys()
     assert all(record["versions"].values())
+    accelerators = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    assert record["hardware"]["accelerators"] == accelerators
     assert all(record["hardware"][name] for name in ("cores", "processor", "threads", "memory_gib", "system"))
     assert 0 < record["training"]["fit"]["seconds"] <= record["seconds"] < 60
     assert 0 <= record["seconds_evaluating"] <= record["seconds"]

@@ -160,6 +160,7 @@ def test_network_is_attacked_again_from_its_images_on(finished_network: Path, tm
     edit_json(folder / ATTACK_RECORD, lambda content: change_at(content, CHANGED[0], lambda old: old - 0.5))
     attacks, *card = verify.run(folder)
     assert "results.harmful.immunized.T0.score.mean" in attacks
+    assert card
     assert all(line.startswith("card: ") for line in card)
 
 

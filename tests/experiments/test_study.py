@@ -98,7 +98,11 @@ def test_ctrl_c_leaves_the_trial_for_the_next_call(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("immunize.train.run", lambda *_, **__: {"status": "interrupted"})
     with pytest.raises(KeyboardInterrupt):
         run_study(arguments(tmp_path, "n_trials=1"))
-    assert opened(tmp_path).trials[0].state.name == "RUNNING"
+    monkeypatch.undo()
+    left = opened(tmp_path).trials[0]
+    assert left.state.name == "RUNNING"
+    run_study(arguments(tmp_path, "n_trials=1"))
+    assert opened(tmp_path).trials[1].params == left.params
 
 
 def test_diverged_trial_counts_and_is_not_on_the_front(tmp_path: Path) -> None:

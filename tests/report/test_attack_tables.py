@@ -244,7 +244,7 @@ def test_a_table_is_made_in_pieces(attack: Record, tmp_path: Path) -> None:
 
 def test_only_a_written_table_keeps_runs(tmp_path: Path, called: Called) -> None:
     for others in (["experiment=table3", "out=out"], ["experiment=table_attacks"], ["out=out"]):
-        assert "keep=true belongs to" in called(main, f"runs={tmp_path}", "keep=true", *others).err
+        assert "belongs to experiment=table_attacks" in called(main, f"runs={tmp_path}", "keep=true", *others).err
 
 
 def test_what_does_not_go_together_is_refused(attack: Record) -> None:
@@ -267,6 +267,8 @@ def test_checkpoint_from_elsewhere_stands_in_the_table_by_its_name(attack: Recor
 
 
 def test_what_is_no_attack_record_of_a_run_is_refused(attack: Record, tmp_path: Path, called: Called) -> None:
+    with pytest.raises(FileNotFoundError, match=r"attack its runs first, python -m immunize\.attack"):
+        load_attacks(tmp_path)
     for text, message in {
         "{": "cannot be read as an attack record",
         '{"status": "finished"}': "has no 'subject'",

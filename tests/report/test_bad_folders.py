@@ -160,9 +160,12 @@ def test_attack_record_that_cannot_be_shown(base: Record, tmp_path: Path) -> Non
         ({"status": "finished"}, f"{ATTACK_RECORD} is not an attack record: it has no 'subject'"),
         (attack | {"schema_version": OTHER}, f"{ATTACK_RECORD} has schema version {OTHER}"),
         (attack | {"subject": {}}, "lacks 'run_config_hash'"),
-        (attack | {"subject": subject | {"run_config_hash": "0"}}, "is of another run: its config_hash differs"),
+        (attack | {"subject": subject | {"run_config_hash": "0"}}, "its config_hash differs; attack this run again"),
         (attack | {"subject": subject | {"data_hash": "0"}}, "is of another run: its data_hash differs"),
-        (attack | {"subject": subject | {"checkpoint_sha256": "0"}}, f"is of another {CHECKPOINT} than lies there"),
+        (
+            attack | {"subject": subject | {"checkpoint_sha256": "0"}},
+            f"is of another {CHECKPOINT} than lies there: attack this run again",
+        ),
     ):
         (folder / ATTACK_RECORD).write_text(json.dumps(record))
         page = check(write_run_page(folder, tmp_path).read_text())

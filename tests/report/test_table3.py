@@ -94,8 +94,8 @@ def test_records_that_do_not_belong_together_are_refused(records: list[Record]) 
     first, *others = records
     for changed, message in (
         (with_change(copy.deepcopy(first), network__theta_0_sha256="b"), "with seed 0 began with different θ_0"),
-        (with_change(copy.deepcopy(first), config__experiment__name="table3"), "these are of table3, table3_digits; "),
-        ({key: of for key, of in first.items() if key != "metrics_groups"}, "Table 3 is of deep networks; there is a"),
+        (with_change(copy.deepcopy(first), config__experiment__name="table3"), "table3_digits; report each from"),
+        ({key: of for key, of in first.items() if key != "metrics_groups"}, "there is a run of 'resnet_small'"),
     ):
         with pytest.raises(ValueError, match=message):
             results.by_setting([changed, *others])

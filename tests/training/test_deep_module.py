@@ -183,6 +183,9 @@ def test_early_stopping_keeps_the_largest_rir_that_spares_d_p(looks: list[Any], 
     assert facts["best_step"] == best
     assert facts["best_val_log_rir"] == pytest.approx(math.log(looks[best][0]))
     torch.testing.assert_close(state(module), kept[best], rtol=0, atol=0)
+    again = watch_of(module, 1, patience=2)
+    again.load_state_dict(watch.state_dict())  # of a training that goes on later
+    assert again.facts(module)["early_stopping"] == facts
 
 
 def test_a_watch_warns_of_a_falling_accuracy_once(caplog: pytest.LogCaptureFixture) -> None:

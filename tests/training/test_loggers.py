@@ -216,6 +216,7 @@ def test_offline_unless_logged_in_or_told_otherwise(tmp_path: Path, monkeypatch:
     assert offline()
     monkeypatch.setenv("WANDB_MODE", "online")
     assert not offline()
+    assert wandb_logger("p", str(tmp_path))._wandb_init["project"] == "p"
 
 
 def test_wandb_that_refuses_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,11 +272,12 @@ def test_a_divergence_gets_its_name_between_two_looks_unless_it_is_beyond_number
 
 
 @pytest.mark.parametrize("every", [1, 2, 4])
-def test_the_start_is_judged_and_at_last_the_theta_that_is_kept(every: int) -> None:
+def test_the_start_is_judged_and_at_last_the_theta_that_is_kept(every: int, caplog: pytest.LogCaptureFixture) -> None:
     cfg = tiny("objective.epochs=4")
     data = data_of(cfg)
     pretrain, harmful = data.fit.pretrain, data.fit.harmful
-    monitor = ImmunityMonitor(PairParts(pretrain, Part(torch.linalg.qr(harmful.x).Q, harmful.y)), every=every)
+    parts = PairParts(pretrain, Part(torch.linalg.qr(harmful.x).Q, harmful.y))
+    monitor = ImmunityMonitor(parts, every=every, quiet=True)
     worse = scaled(pretrain.x, 2, 1, 1, 1, 1, 1)
     # as early stopping does: another θ at the very end
     put_back = LambdaCallback(on_train_end=lambda _, module: module.extractor.theta.data.copy_(worse))
@@ -285,6 +286,7 @@ def test_the_start_is_judged_and_at_last_the_theta_that_is_kept(every: int) -> N
     found = {fact["name"]: (fact["step"], fact["at_end"]) for fact in monitor.signatures.facts()}
     assert found["kappa_pretrain_rising"] == (4, True)
     assert found["ill_denominator"][0] == 0
+    assert not any(name in caplog.text for name in found)  # of a quiet run
 
 
 def test_a_theta_that_was_computed_and_not_trained_is_judged_once() -> None:
