@@ -166,7 +166,7 @@ MORE = TRAIN | {"val/a": 2, "val/b": 1, "extra/a": 1, "extra/b": 2}
         ({"Train/a": 2, "Train/b": 2, "TEST/a": 1, "TEST/b": 2}, {}, ([0, 0, 1, 1], [0, 1, 1])),
         (MORE, {}, ([0, 0, 1, 1], [0, 0, 1])),
         (MORE, {"test": "extra"}, ([0, 0, 1, 1], [0, 1, 1])),
-        (TRAIN | {"dev/a": 1, "dev/b": 0}, {"test": "dev"}, ([0, 0, 1, 1], [0])),
+        (TRAIN | {"train/c": 1, "dev/a": 1, "dev/b": 0}, {"test": "dev"}, ([0, 0, 1, 1, 2], [0])),  # of c no folder
         (TRAIN | {"notes/drafts": 1}, {}, ([0, 1], [0, 1])),  # a share is held out
         ({"val/a": 2, "val/b": 2}, {"train": "val"}, ([0, 1], [0, 1])),
     ],
@@ -175,7 +175,8 @@ def test_image_folder_takes_split_folders_by_usual_names_in_capitals_too_and_oth
     tmp_path: Path, caplog: pytest.LogCaptureFixture, folders: dict[str, int], options: Any, labels: Any
 ) -> None:
     assert read(folder_of(tmp_path, folders, **options))[2:] == labels
-    assert caplog.messages == [f"{tmp_path / 'dev'} has no image of 1 of 2 classes, such as b"] * ("dev/b" in folders)
+    told = f"{tmp_path / 'dev'} has no image of 2 of 3 classes, such as b, c"
+    assert caplog.messages == [told] * ("dev/b" in folders)
 
 
 @pytest.mark.parametrize("below", ["", "train"])
@@ -201,16 +202,17 @@ def test_no_folder_is_both_parts(tmp_path: Path) -> None:
 LOOKING = """
 import sys
 from immunize.data import images
-try:
-    images.Cars("pretrain", "nowhere").require()
-except Exception as error:
-    print(type(error).__name__, *{"torch", "scipy"} & sys.modules.keys())
+for cls in images.Cars, images.Cifar10:
+    try:
+        cls("pretrain", "nowhere").require()
+    except Exception as error:
+        print(type(error).__name__, *{"torch", "scipy"} & sys.modules.keys())
 """
 
 
 def test_looking_for_a_data_set_imports_no_torch(tmp_path: Path) -> None:
     """What is missing is to be told at once and not after seconds of imports."""
-    assert fresh("-c", LOOKING, cwd=tmp_path).stdout == "MissingDataError\n"
+    assert fresh("-c", LOOKING, cwd=tmp_path).stdout == "MissingDataError\n" * 2
 
 
 # Data sets with layouts of their own.

@@ -21,7 +21,7 @@ from immunize.evaluation.attacks import (
     PublicReference,
     Rows,
 )
-from immunize.evaluation.attacks.curves import RESOURCES, Curve, Point, best_so_far, horizon_of, look_steps
+from immunize.evaluation.attacks.curves import RESOURCES, Curve, Point, Trace, best_so_far, horizon_of, look_steps
 from immunize.evaluation.attacks.grid import Entry, attack_all, check_tiers, in_tier, version_of
 from immunize.evaluation.attacks.judging import Attacked, Estimate, TierResult, compare, judge
 from immunize.evaluation.attacks.scoring import shares, target_matrix
@@ -275,6 +275,11 @@ def test_curves_survive_the_cell_and_that_against_steps_with_its_rows() -> None:
     best = in_tier(cells, "T0").curve.best
     assert len(best.rows) == SMALL[2]
     assert best.rows.mean() == pytest.approx(best.test, abs=1e-6)
+
+
+def test_setup_is_paid_before_the_first_step() -> None:
+    trace = Trace("inner", (point(2, 0.5, 0.5),), "finished", Cost(3, 1.5, 30, 3.0)).after(Cost(1, 2.0, 7, 100.0))
+    assert (trace.points[0].cost, trace.spent) == (Cost(3, 3.0, 27, 102.0), Cost(4, 3.5, 37, 103.0))
 
 
 @pytest.mark.parametrize("last", [1, 2, 9, 10, 37, 3000, 10_000])
