@@ -296,12 +296,14 @@ def spectrum_of(
     return Spectrum(values, n_samples, n_features, cut_of(tolerance, n_samples, n_features), rank_of_data)
 
 
-def spectrum_of_gram(gram: Tensor, n_samples: int) -> Spectrum:
+def spectrum_of_gram(gram: Tensor, n_samples: int, *, negative: float = NEGATIVE) -> Spectrum:
     """Eigenvalues of a D×D matrix H that was accumulated elsewhere (streaming, several processes).
 
     Args:
         gram: (D, D) float64, symmetric positive semi-definite up to rounding.
         n_samples: N, the number of rows it was accumulated from.
+        negative: eigenvalues down to minus this times the largest count as rounding, which is large behind a map that
+            lifts directions without rows.
 
     Raises:
         TypeError: `gram` is not float64.
@@ -310,22 +312,23 @@ def spectrum_of_gram(gram: Tensor, n_samples: int) -> Spectrum:
     check_gram(gram, "gram", SYMMETRY)
     if n_samples < 1:
         raise ValueError(f"a Gram matrix comes from at least one sample, not {n_samples}")
-    return spectrum_of_eigenvalues(eigvalsh(gram).flip(0), n_samples, "gram")
+    return spectrum_of_eigenvalues(eigvalsh(gram).flip(0), n_samples, "gram", negative)
 
 
-def spectrum_of_eigenvalues(values: Tensor, n_samples: int, name: str) -> Spectrum:
+def spectrum_of_eigenvalues(values: Tensor, n_samples: int, name: str, negative: float = NEGATIVE) -> Spectrum:
     """Spectrum of a Gram matrix from its eigenvalues.
 
     Args:
         values: (D,) float64, descending; negative ones as far as rounding makes them.
         n_samples: N.
         name: in messages.
+        negative: as :func:`spectrum_of_gram` takes it.
 
     Raises:
         ValueError: a negative eigenvalue.
     """
     size = len(values)
-    if float(values[-1]) < -NEGATIVE * float(values.abs().max()):
+    if float(values[-1]) < -negative * float(values.abs().max()):
         raise ValueError(f"{name} has the negative eigenvalue {float(values[-1]):.3g}, so it is no covariance")
     return Spectrum(values.clamp_min(0)[: min(n_samples, size)], n_samples, size, default_tolerance(n_samples, size))
 

@@ -176,7 +176,7 @@ def choose_budget(
 
 def kappa_of_gram(gram: Tensor, n_samples: int, estimator: Estimator, rho: float, size: int | None = None) -> float:
     """κ of a Gram matrix; `size` is D where the matrix is written in coordinates of a subspace."""
-    spectrum = spectrum_of_gram((gram + gram.T) / 2, n_samples)
+    spectrum = spectrum_of_gram((gram + gram.T) / 2, n_samples, negative=1.0)  # of mapped rows
     if size is not None:
         spectrum = replace(spectrum, n_features=size)
     value: float = condition_number(spectrum, estimator, rho=rho).value

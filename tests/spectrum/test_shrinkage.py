@@ -226,6 +226,15 @@ def test_shrinkage_is_chosen_in_ten_folds_below_five_samples_a_feature() -> None
         choose_shrinkage(X_P, X_H[:3], grid=grid, folds=2)
 
 
+def test_a_map_that_lifts_directions_without_rows_leaves_a_gram_matrix() -> None:
+    """Its rounding there is beyond what an accumulated one has."""
+    q = ref.orthogonal(40, seed=0)
+    theta, gram = q @ torch.logspace(0, 6, 40).double().diag() @ q.T, q[:, :5] @ q[:, :5].T
+    mapped = theta.T @ gram @ theta
+    assert float(torch.linalg.eigvalsh(mapped)[0]) < -1e-9 * float(mapped.abs().max())
+    assert kappa_of_gram(mapped, 100, "ridge", 1e-2) > 1
+
+
 def test_automatic_shrinkage_takes_the_seed_and_rho_of_the_closed_form() -> None:
     auto, choice = closed_form(X_P, X_H, shrinkage="auto", seed=5, rho=0.2), choose_shrinkage(X_P, X_H, seed=5, rho=0.2)
     assert auto.shrinkage_choice == choice
