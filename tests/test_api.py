@@ -32,21 +32,9 @@ from immunize.features.extract import SHARE, Once
 from immunize.features.loaders import Batches, TrainedOn, features_of, set_aside
 from immunize.objective.ours import Ours
 from immunize.training.callbacks import GradientBalance
+from tests.features.test_deep import Net
 
 D, CLASSES = 12, 3
-
-
-class Net(nn.Module):
-    """Modules by name, and what is made of them and an input."""
-
-    def __init__(self, run: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
-        super().__init__()
-        self.run = run
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(self, x)
 
 
 def one_by_one(net: Any, x: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from immunize.errors import DivergedError, UserError
 from immunize.features import DeepExtractor
 from immunize.features.watching import Traced
 from immunize.processes import signals_handled
-from tests.test_api import CLASSES, D, Net, immunized, layers, one_by_one
+from tests.features.test_deep import Net
+from tests.test_api import CLASSES, D, immunized, layers, one_by_one
 
 PAD = 1
 Loader = list[tuple[Tensor, Tensor]]

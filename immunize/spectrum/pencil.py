@@ -24,13 +24,7 @@ import torch
 from torch import Tensor
 
 from immunize.errors import LARGEST
-from immunize.spectrum.condition import (
-    NEGATIVE,
-    Spectrum,
-    check_gram,
-    condition_number,
-    spectrum_of_eigenvalues,
-)
+from immunize.spectrum.condition import NEGATIVE, Spectrum, check_gram, condition_number, spectrum_of_eigenvalues
 from immunize.spectrum.decompositions import eigh, eigvalsh
 
 ALIGNED = 1e-6
