@@ -1,4 +1,4 @@
-"""CPU threads: how many a setting comes to on this machine, how they wait, and what they are within a part of a run.
+"""What this process may use: CPU threads, how they wait, how many they are within a part of a run; and memory.
 
 Threads are torch's and those of the BLAS below numpy, scipy and scikit-learn.
 """
@@ -51,6 +51,18 @@ def cores(root: Path = Path("/")) -> int:
     """
     quota, usable = _quota(root), len(_usable())
     return usable if quota >= usable else math.ceil(quota)
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that can be had without swapping, and of them what a cgroup's limit leaves; None where it is not known.
+
+    Args:
+        root: of the file system.
+    """
+    lines = (_read(root / "proc/meminfo") or "").splitlines()
+    known = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
+    known += [left for folder in _cgroups(root) if (left := _memory(folder)) is not None]
+    return min(known, default=None)
 
 
 def threads_in_force(setting: int | None) -> int:
@@ -111,8 +123,7 @@ def _physical_cores() -> int:
 
 def _told_by_openmp() -> int | None:
     """OMP_NUM_THREADS, whose first number is that of the outermost level; None for none."""
-    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(told) if told.isdecimal() and int(told) > 0 else None
+    return _whole(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()) or None
 
 
 def _quota(root: Path = Path("/")) -> float:
@@ -125,7 +136,7 @@ def _cgroups(root: Path) -> list[Path]:
     told = (line.split(":", 2)[-1] for line in (_read(root / "proc/self/cgroup") or "").splitlines())
     paths = {PurePosixPath("/", path.lstrip("/")) for path in told} | {PurePosixPath("/")}
     around = {place for path in paths for place in (path, *path.parents)}
-    mounts = [root / "sys/fs/cgroup" / mount for mount in ("", "unified", "cpu", "cpu,cpuacct")]
+    mounts = [root / "sys/fs/cgroup" / mount for mount in ("", "unified", "cpu", "cpu,cpuacct", "memory")]
     return [mount / place.relative_to("/") for mount in mounts for place in sorted(around)]
 
 
@@ -137,6 +148,24 @@ def _share(folder: Path) -> float | None:
     except ValueError:  # "max", or nothing to be read
         return None
     return quota / period if quota > 0 and period > 0 else None
+
+
+def _memory(folder: Path) -> int | None:
+    """Bytes that a cgroup leaves: its limit less what it uses but for caches of files, by version 2 or version 1."""
+    told = (_read(folder / "memory.stat") or "").split()
+    stat = dict(zip(told[::2], told[1::2], strict=False))
+    for limit, usage, caches in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        most, used = _whole(_read(folder / limit)), _whole(_read(folder / usage))
+        if most is not None and used is not None:
+            return max(0, most - used + (_whole(stat.get(caches)) or 0))
+    return None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
 
 
 def _read(path: Path) -> str | None:

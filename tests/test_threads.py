@@ -93,6 +93,40 @@ def test_a_quota_leaves_so_many_cores(
     assert threads.cores(tmp_path) == expected
 
 
+GIB = 2**30
+FREE = f"MemTotal: 99999999 kB\nMemAvailable: {8 * 2**20} kB\n"
+LIMIT_1, LIMIT_2 = (
+    {f"{at}{limit}": f"{4 * GIB}\n", f"{at}{used}": f"{3 * GIB}\n", f"{at}memory.stat": f"cache 7\n{caches} {GIB}\n"}
+    for at, limit, used, caches in (
+        ("memory/x/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ("jobs/one/", "memory.max", "memory.current", "inactive_file"),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("told", "meminfo", "files", "expected"),
+    [
+        ("", FREE, {}, 8 * GIB),
+        ("", "nothing of it\n", {}, None),
+        (V2, FREE, LIMIT_2, 2 * GIB),  # what is used for caches of files can be had
+        (V2, "", LIMIT_2, 2 * GIB),
+        (V2, FREE, LIMIT_2 | {"jobs/one/memory.max": "max\n"}, 8 * GIB),
+        (V2, FREE, LIMIT_2 | {"jobs/one/memory.current": f"{6 * GIB}\n", "jobs/one/memory.stat": "odd"}, 0),
+        (V1, FREE, LIMIT_1, 2 * GIB),
+        (V1, FREE, LIMIT_1 | {"memory/x/memory.limit_in_bytes": "9223372036854771712\n"}, 8 * GIB),  # none
+    ],
+)
+def test_memory_is_the_machines_and_of_it_what_a_cgroup_leaves(
+    told: str, meminfo: str, files: dict[str, str], expected: int | None, tmp_path: Path
+) -> None:
+    below = {f"sys/fs/cgroup/{name}": content for name, content in files.items()}
+    for name, content in {"proc/self/cgroup": told, "proc/meminfo": meminfo, **below}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert threads.available_memory(tmp_path) == expected
+
+
 @pytest.mark.parametrize(
     "case",  # the setting, cores that are left, OMP_NUM_THREADS, what it comes to, what is told
     [

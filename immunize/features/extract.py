@@ -9,7 +9,6 @@ Shapes: N samples, D features, h (N, ...).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -24,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from immunize.errors import UserError
 from immunize.files import write_tensors
+from immunize.threads import available_memory
 
 if TYPE_CHECKING:
     from immunize.features.deep import DeepExtractor
@@ -268,14 +268,6 @@ def device_of(function: Any) -> torch.device:
     """Where a module's parameters are; the CPU for what has none."""
     first = next(function.parameters(), None) if isinstance(function, nn.Module) else None
     return torch.device("cpu") if first is None else first.device
-
-
-def available_memory() -> int | None:
-    """Bytes that can be had without swapping, on Linux; elsewhere unknown."""
-    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
-    return None
 
 
 SHARE, UNKNOWN = 0.4, 2**30
