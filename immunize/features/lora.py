@@ -13,6 +13,7 @@ Shapes: r rank; weights (out, in) or (out, in, height, width).
 from __future__ import annotations
 
 import math
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -89,18 +90,18 @@ def add_lora(network: nn.Module, rank: int, *, alpha: float = 1.0, seed: int = 0
     if rank < 1:
         raise UserError(f"the rank of LoRA has to be 1 or more; it is {rank}")
     network.requires_grad_(False)
-    names = [name for name, module in network.named_modules() if name and _takes_lora(module)]
-    if not names:
+    modules = network.named_modules(remove_duplicate=False)  # a layer that has two names is in two places
+    layers = {name: module for name, module in modules if name and _takes_lora(module)}
+    if not layers:
         raise UserError(f"{type(network).__name__} has no linear layer and no convolution that LoRA could be put on")
     generator = torch.Generator().manual_seed(seed)
-    for name in names:
-        layer = network.get_submodule(name)
-        assert isinstance(layer, nn.Linear | nn.Conv2d)
-        network.set_submodule(name, LoraLayer(layer, rank, alpha, generator))
-    return names
+    updated = {layer: LoraLayer(layer, rank, alpha, generator) for layer in dict.fromkeys(layers.values())}
+    for name, layer in layers.items():
+        network.set_submodule(name, updated[layer])
+    return list(layers)
 
 
-def _takes_lora(module: nn.Module) -> bool:
+def _takes_lora(module: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
     if type(module) is nn.Conv2d:
         return module.groups == 1
     return type(module) is nn.Linear

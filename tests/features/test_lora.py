@@ -67,6 +67,14 @@ def test_rank_is_at_most_the_layers_own() -> None:
     assert LoraLayer(nn.Conv2d(3, 4, 3), 64, 1.0).a.shape == (4, 3, 3, 3)
 
 
+def test_a_layer_in_two_places_has_one_update_in_both() -> None:
+    shared = nn.Linear(3, 3)
+    network = nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(3, 2))
+    assert add_lora(network, 2) == ["0", "2", "3"]
+    assert isinstance(network[0], LoraLayer)
+    assert network[0] is network[2]
+
+
 def test_layers_that_compute_something_else_are_left_alone() -> None:
     class Other(nn.Linear):
         pass
