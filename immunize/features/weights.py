@@ -171,9 +171,8 @@ def load_weights(path: Path) -> dict[str, Tensor]:
             state = state[wrapper]
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointError(f"{path} holds no plain state dict (tensors by name); save model.state_dict()")
-    for prefix in PREFIXES:
-        if all(name.startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    while prefix := next((known for known in PREFIXES if all(name.startswith(known) for name in state)), ""):
+        state = {name.removeprefix(prefix): value for name, value in state.items()}
     if bad := [name for name, value in state.items() if not bool(value.isfinite().all())]:
         raise CheckpointError(f"{path}: {some(bad)} contains NaN or infinite values")
     half = (torch.float16, torch.bfloat16)

@@ -44,7 +44,7 @@ def test_files_of_every_kind_are_read(state: dict[str, Tensor], tmp_path: Path) 
     save_weights(tmp_path / "a.safetensors", state)
     torch.save(state, tmp_path / "b.pth")
     torch.save({"epoch": 3, "state_dict": {f"module.{key}": value for key, value in state.items()}}, tmp_path / "c.pt")
-    torch.save({f"module._orig_mod.{key}": value for key, value in state.items()}, tmp_path / "d.pt")
+    torch.save({f"_orig_mod.module._orig_mod.{key}": value for key, value in state.items()}, tmp_path / "d.pt")
     for name in ("a.safetensors", "b.pth", "c.pt", "d.pt"):
         assert same(network(checkpoint=tmp_path / name), state), name
 
