@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
@@ -125,7 +126,8 @@ def close_loggers(loggers: Iterable[Logger], *, success: bool) -> None:
 def _logged_in() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
+    server = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
     try:
-        return netrc.netrc().authenticators("api.wandb.ai") is not None
-    except (FileNotFoundError, netrc.NetrcParseError):
+        return netrc.netrc(os.environ.get("NETRC") or None).authenticators(server) is not None
+    except (OSError, netrc.NetrcParseError):
         return False

@@ -212,6 +212,16 @@ def test_offline_unless_logged_in_or_told_otherwise(tmp_path: Path, monkeypatch:
     assert offline()
     netrc.write_text("machine api.wandb.ai login user password " + "0" * 40 + "\n")
     assert not offline()
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8080")  # a server of one's own
+    assert offline()
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    (tmp_path / "netrc").write_text("machine wandb.example.org login user password " + "0" * 40 + "\n")
+    assert not offline()
+    (tmp_path / "netrc").unlink()
+    (tmp_path / "netrc").mkdir()  # cannot be read
+    assert offline()
+    monkeypatch.delenv("NETRC")
+    monkeypatch.delenv("WANDB_BASE_URL")
     netrc.write_text("this is not a netrc file\n")
     assert offline()
     monkeypatch.setenv("WANDB_MODE", "online")
