@@ -43,8 +43,7 @@ from immunize.pipeline.assemble import method_named, new_trainer, optimizer_fact
 from immunize.pipeline.features import append_computed
 from immunize.pipeline.fit import by_its_own_numbers, train
 from immunize.settings import MULTIPLIER, RATE, RHO, SEED, Rule
-from immunize.spectrum import DEFAULT_RHO, Estimator, ZeroMatrixError
-from immunize.spectrum.condition import check_varying, default_tolerance
+from immunize.spectrum.condition import DEFAULT_RHO, Estimator, ZeroMatrixError, check_varying, default_tolerance
 from immunize.spectrum.decompositions import eigh
 from immunize.spectrum.erasing import SAME_DATA, same_data
 from immunize.training import DeepModule

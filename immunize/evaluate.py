@@ -47,7 +47,7 @@ def run(
     sources = sources_of(cfg)
     tell(f"{folder}: every number again, from checkpoint and data")
     from immunize.pipeline.assemble import assemble
-    from immunize.spectrum import ZeroMatrixError
+    from immunize.spectrum.condition import ZeroMatrixError
 
     path = folder / CHECKPOINT
     with cpu_threads(record["hardware"]["threads"]):  # another number of them rounds differently

@@ -187,7 +187,7 @@ def _fit(
 def _accuracy(network: nn.Module, images: ImageSet, workers: int) -> float:
     """Top-1, percent."""
     from immunize.features.extract import device_of, extract
-    from immunize.spectrum import share_right
+    from immunize.spectrum.separability import share_right
 
     dtype = next(network.parameters()).dtype  # the trainer's precision
     logits, labels = extract(lambda x: network(x.to(dtype)), images, workers=workers, device=device_of(network))

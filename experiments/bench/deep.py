@@ -21,7 +21,7 @@ from experiments.bench.machine import show, write_csv
 from immunize.features import DeepExtractor
 from immunize.objective import task_loss
 from immunize.objective.ours import Ours
-from immunize.spectrum import r_ill_of_features, r_well_of_features
+from immunize.spectrum.regularizers import r_ill_of_features, r_well_of_features
 from immunize.training import DeepModule
 from immunize.training.module import Batch
 

@@ -23,21 +23,19 @@ import torch
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from immunize.spectrum import (
+from immunize.spectrum.condition import (
     DEFAULT_RHO,
     ConditionNumber,
     Estimator,
-    GeneralizedSpectrum,
     ImmunizationRatio,
-    closed_form,
-    compress_rows,
     condition_number,
     immunization_ratio,
-    spectrum_of_map,
-    spectrum_of_rows,
 )
 from immunize.spectrum.decompositions import eigh
 from immunize.spectrum.erasing import same_data
+from immunize.spectrum.pencil import GeneralizedSpectrum
+from immunize.spectrum.ranges import compress_rows, spectrum_of_map, spectrum_of_rows
+from immunize.spectrum.shrinkage import closed_form
 
 MEASURED_BY: tuple[Estimator, ...] = ("ridge", "spectrum")
 """The estimators behind RIR; `released` hangs on the units of the features."""

@@ -36,7 +36,7 @@ from immunize.evaluation.ratios import (
 )
 from immunize.evaluation.separability import separability
 from immunize.evaluation.verdicts import VERDICTS_BY, verdict_numbers, verdicts_of
-from immunize.spectrum import DEFAULT_RHO, ESTIMATORS
+from immunize.spectrum.condition import DEFAULT_RHO, ESTIMATORS
 
 PARTS = ("fit", "held_out")
 WHICH = ("immunized", "theta_0")

@@ -29,9 +29,9 @@ from torch import Tensor
 from immunize.evaluation.products import packed, products
 from immunize.evaluation.ratios import generator, gram
 from immunize.memoize import memoize
-from immunize.spectrum import ZeroMatrixError, share_right
-from immunize.spectrum.condition import all_finite
+from immunize.spectrum.condition import ZeroMatrixError, all_finite
 from immunize.spectrum.decompositions import eigh, eigvalsh
+from immunize.spectrum.separability import share_right
 
 DEFAULT_STEPS = {"gd": 1000, "least_squares": 10_000, "sgd": 1000, "adam": 300}
 """Every optimizer there is, and how many steps it takes."""

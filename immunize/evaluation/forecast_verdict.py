@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from immunize.evaluation.alignment import Forecast
-from immunize.spectrum import HARDER_BY, Estimator, GeneralizedSpectrum
+from immunize.spectrum.condition import HARDER_BY, Estimator
+from immunize.spectrum.pencil import GeneralizedSpectrum
 
 DECIDES: Estimator = "ridge"
 """The estimator behind the verdict: κ of the non-zero spectrum hangs on its smallest, which few rows know."""

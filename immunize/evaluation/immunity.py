@@ -42,16 +42,16 @@ from immunize.evaluation.numbers import by_extractor, ratio_numbers, spectrum_nu
 from immunize.evaluation.separability import probe_accuracy, separability
 from immunize.evaluation.verdicts import VERDICTS_BY, verdict_numbers, verdicts_of
 from immunize.memoize import memoize
-from immunize.spectrum import (
+from immunize.spectrum.condition import (
     DEFAULT_RHO,
     ESTIMATORS,
     Spectrum,
+    check_matrix,
     default_tolerance,
     immunization_ratio,
-    with_rank_of_map,
 )
-from immunize.spectrum.condition import check_matrix
 from immunize.spectrum.decompositions import svd
+from immunize.spectrum.ranges import with_rank_of_map
 
 if TYPE_CHECKING:
     from immunize.data.pair import PairParts

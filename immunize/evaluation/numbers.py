@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from immunize.spectrum import ConditionNumber, ImmunizationRatio, Spectrum
+from immunize.spectrum.condition import ConditionNumber, ImmunizationRatio, Spectrum
 
 _ENDS = 8
 """Singular values at either end of a spectrum that a record keeps however many there are."""
 
 RATIOS = ("ratio_harmful", "ratio_pretrain", "rir")
-"""(i), (ii) and RIR, by the names of :class:`immunize.spectrum.ImmunizationRatio`."""
+"""(i), (ii) and RIR, by the names of :class:`immunize.spectrum.condition.ImmunizationRatio`."""
 
 KAPPAS = ("kappa_pretrain", "kappa_harmful", "kappa_pretrain_baseline", "kappa_harmful_baseline")
 """What they are ratios of, likewise."""

@@ -47,7 +47,7 @@ from torch import Tensor
 
 from immunize.evaluation.numbers import KAPPAS, RATIOS, ratio_numbers
 from immunize.memoize import memoize
-from immunize.spectrum import (
+from immunize.spectrum.condition import (
     DEFAULT_RHO,
     ESTIMATORS,
     ConditionNumber,

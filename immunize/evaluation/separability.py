@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from immunize.memoize import memoize
-from immunize.spectrum import RHOS, cross_fitted_accuracy, cross_fitted_correlation, folds_of, in_sample_share
+from immunize.spectrum.separability import (
+    RHOS,
+    cross_fitted_accuracy,
+    cross_fitted_correlation,
+    folds_of,
+    in_sample_share,
+)
 
 Separability = dict[str, dict[str, float]]
 """Measure, "in_sample" or "cross_fitted", to ρ to its value."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from immunize.spectrum import ACCURACY_SLACK, EASE_SLACK, HARDER_BY, Estimator
+from immunize.spectrum.condition import ACCURACY_SLACK, EASE_SLACK, HARDER_BY, Estimator
 
 LOSS_SLACK = 0.01
 """(c) asks for ≈; the optimal loss may rise by this share of the targets' mean square (ours; the paper gives none)."""

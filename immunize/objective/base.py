@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from immunize.features import DeepExtractor, Precondition, SpectralView
 from immunize.objective.ranks import mean_over_ranks
-from immunize.spectrum import kappa_of_features, r_ill_of_features, r_well_of_features
+from immunize.spectrum.regularizers import kappa_of_features, r_ill_of_features, r_well_of_features
 
 if TYPE_CHECKING:
     from immunize.objective.attacker import Attacker

@@ -32,8 +32,9 @@ from immunize.objective.attacker import Attacker, attack, thirds
 from immunize.objective.base import Labelled, Objective, Step, check_weight
 from immunize.objective.deep import DeepStep
 from immunize.objective.ranks import gather_rows
-from immunize.spectrum import KERNELS, RHOS, Kernel, cross_fitted_correlation, erase
 from immunize.spectrum.erasing import ONE_LABEL, Erasure, ridge_weights
+from immunize.spectrum.erasing_choice import erase
+from immunize.spectrum.separability import KERNELS, RHOS, Kernel, cross_fitted_correlation
 
 HEAD_MULTIPLIER = 10.0
 """A new head's learning rate over that of the weights, as in tier T4."""

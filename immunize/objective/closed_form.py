@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from immunize.objective.base import Labelled, Objective
-from immunize.spectrum import closed_form
+from immunize.spectrum.shrinkage import closed_form
 
 
 class ClosedForm(Objective):

@@ -30,7 +30,7 @@ from immunize.features import (
 from immunize.features.deep import features_at
 from immunize.objective.base import Head, Step, TaskLoss, divergence
 from immunize.objective.ranks import gather_rows, in_order, own_of
-from immunize.spectrum import default_tolerance
+from immunize.spectrum.condition import default_tolerance
 
 
 @dataclass(frozen=True)

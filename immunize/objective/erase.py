@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from immunize.objective.base import Head, Labelled, Objective, divergence
-from immunize.spectrum import erase
-from immunize.spectrum.erasing_choice import check_choice
+from immunize.spectrum.erasing_choice import check_choice, erase
 
 
 class Erase(Objective):

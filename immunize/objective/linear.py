@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from immunize.features import LinearExtractor, Precondition, SpectralView
 from immunize.objective.base import Head, Step, TaskLoss
-from immunize.spectrum import default_tolerance
+from immunize.spectrum.condition import default_tolerance
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from immunize.evaluation.deep import PARTS
 from immunize.features import AppendedHead, DeepExtractor, Features, append_map
 from immunize.objective import Head, Objective, world_size
 from immunize.objective.erase import distilled
-from immunize.spectrum import share_right
 from immunize.spectrum.condition import check_varying
+from immunize.spectrum.separability import share_right
 
 Measured = dict[str, dict[str, dict[str, Features]]]
 """which ("immunized", "theta_0") -> part ("fit", "held_out") -> role -> x (N, D) and y (N,)."""

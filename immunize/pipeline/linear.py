@@ -28,7 +28,7 @@ from immunize.memoize import give_back_memory
 from immunize.objective import Objective, new_head
 from immunize.pipeline.fit import HEAD_STREAM, Fit, Telling, Training, facts_of, train
 from immunize.records import diverged_cross_fit
-from immunize.spectrum import joint_basis, lift_map, restrict_map
+from immunize.spectrum.ranges import joint_basis, lift_map, restrict_map
 from immunize.training import LinearModule, compressed
 from immunize.training.callbacks import ImmunityMonitor, ValidationStop
 

@@ -54,7 +54,7 @@ from immunize.pipeline.features import (
 )
 from immunize.pipeline.fit import Fit, Telling, Training, train
 from immunize.processes import is_first
-from immunize.spectrum import ZeroMatrixError
+from immunize.spectrum.condition import ZeroMatrixError
 from immunize.training import DeepModule
 from immunize.training.callbacks import NetworkMonitor, Resuming
 from immunize.training.loggers import RunLogger

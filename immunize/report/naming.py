@@ -79,4 +79,4 @@ LAMBDAS = ("lambda_well", "lambda_ill")
 
 HARDER_BY, NO_HARDER = 2.0, 1.0
 """Verdicts (a) and (b) of Definition 3.1 as this package decides them: (i) ≥ 2 and (ii) ≤ 1. What is applied is
-`immunize.spectrum.HARDER_BY`, which this room does not import; a test holds the two together."""
+`immunize.spectrum.condition.HARDER_BY`, which this room does not import; a test holds the two together."""

@@ -102,7 +102,7 @@ class EraseTrial:
 
 @dataclass(frozen=True)
 class ChosenErasure(Erasure):
-    """An :class:`~immunize.spectrum.Erasure` from all rows, and how its rank and ρ were chosen.
+    """An :class:`~immunize.spectrum.erasing.Erasure` from all rows, and how its rank and ρ were chosen.
 
     Attributes:
         available: the directions that the labels of D_H use.

@@ -146,7 +146,8 @@ def r_well_of_features(features: Tensor, theta: Tensor | None = None, *, toleran
     """R_well(FᵀF), never forming the larger of FᵀF and FFᵀ.
 
     Args:
-        features: (N, D) float64, F. Compressed rows serve as well (see :func:`~immunize.spectrum.compress_rows`).
+        features: (N, D) float64, F. Compressed rows serve as well, see
+            :func:`~immunize.spectrum.ranges.compress_rows`.
         theta: None: the gradient flows into `features`, 2F·∇R (so into θ as ∇_θ R = 2Kθ∇R, Theorem 4.2).
             (D, D): the gradient flows into θ alone, and is the one that Algorithm 1 uses after its
             preconditioning, K⁻¹∇_θ R = 2θ∇R, for which K is not needed (exact for every invertible K; for a

@@ -229,7 +229,7 @@ class ShrinkageChoice:
 
 @dataclass(frozen=True)
 class ClosedForm(Immunizer):
-    """An :class:`~immunize.spectrum.Immunizer` and how its hyper-parameters were chosen.
+    """An :class:`~immunize.spectrum.optimum.Immunizer` and how its hyper-parameters were chosen.
 
     Attributes:
         spectrum: of all rows, by which the map was computed.

@@ -36,7 +36,7 @@ from immunize.objective import (
     all_finite,
     mean_over_ranks,
 )
-from immunize.spectrum import compress_rows
+from immunize.spectrum.ranges import compress_rows
 
 if TYPE_CHECKING:
     from immunize.data.pair import PairedData, PairParts
@@ -232,7 +232,7 @@ class ImmunizationModule(LightningModule):
 
 
 def compressed(parts: PairParts) -> dict[Role, Tensor]:
-    """At most D rows of each data set with the same K, see :func:`~immunize.spectrum.compress_rows`."""
+    """At most D rows of each data set with the same K, see :func:`~immunize.spectrum.ranges.compress_rows`."""
     return {role: compress_rows(parts.of(role).x) for role in ROLES}
 
 

@@ -22,7 +22,8 @@ from immunize.evaluation.alignment import measure
 from immunize.evaluation.forecast_verdict import STRONG
 from immunize.pipeline.fit import Telling
 from immunize.records import CHECKPOINT
-from immunize.spectrum import EASE_SLACK, HARDER_BY, generalized_spectrum
+from immunize.spectrum.condition import EASE_SLACK, HARDER_BY
+from immunize.spectrum.pencil import generalized_spectrum
 from tests.composing import compose_config, data_of, model_of
 
 RNG = np.random.default_rng(0)

@@ -14,7 +14,9 @@ from immunize.data import ROLES
 from immunize.data.synthetic import Synthetic
 from immunize.evaluation import alignment
 from immunize.evaluation.forecast_verdict import budget_window, judge
-from immunize.spectrum import condition, frontier, immunization_ratio, spectrum_of
+from immunize.spectrum import condition
+from immunize.spectrum.condition import immunization_ratio, spectrum_of
+from immunize.spectrum.optimum import frontier
 from tests import reference as ref
 
 D = 8

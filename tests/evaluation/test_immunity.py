@@ -18,7 +18,7 @@ from immunize.evaluation import evaluate_part
 from immunize.evaluation.immunity import compress, decompose, least_squares_targets, norm_ratio_curve
 from immunize.evaluation.numbers import spectrum_numbers
 from immunize.evaluation.verdicts import verdicts_of
-from immunize.spectrum import ESTIMATORS, Spectrum
+from immunize.spectrum.condition import ESTIMATORS, Spectrum
 from tests import reference as ref
 
 D = 6

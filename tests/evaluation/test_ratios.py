@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from immunize.evaluation import ratios
-from immunize.spectrum import ESTIMATORS, Estimator, spectrum_of_gram
+from immunize.spectrum.condition import ESTIMATORS, Estimator, spectrum_of_gram
 from tests import reference as ref
 
 RHO = 0.01

@@ -11,7 +11,7 @@ from immunize.evaluation.separability import separability
 from immunize.records import read_record
 from immunize.report.card import card_of, card_text
 from immunize.report.one_run import separability_lines
-from immunize.spectrum import folds_of
+from immunize.spectrum.separability import folds_of
 from tests import reference as ref
 
 

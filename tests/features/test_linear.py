@@ -11,7 +11,8 @@ from torch import Tensor
 
 from immunize.features import LinearExtractor, Precondition, preconditioned_linear
 from immunize.features.linear import OF_LINEAR, Initialization
-from immunize.spectrum import condition_number, r_ill_of_features, r_well_of_features, spectrum_of
+from immunize.spectrum.condition import condition_number, spectrum_of
+from immunize.spectrum.regularizers import r_ill_of_features, r_well_of_features
 from tests import reference as ref
 from tests.reference import error, gradient
 

@@ -22,7 +22,7 @@ from immunize.objective import DeepSide, DeepStep
 from immunize.objective.attacker import thirds
 from immunize.objective.censor import Censor
 from immunize.pipeline.assemble import method_named
-from immunize.spectrum import cross_fitted_correlation
+from immunize.spectrum.separability import cross_fitted_correlation
 from tests import reference as ref
 from tests.composing import compose_config
 from tests.objective.tiny import CLASSES, network, step_of

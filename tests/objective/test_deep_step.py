@@ -19,7 +19,7 @@ from immunize.objective import DeepSide, DeepStep, ranks, task_loss
 from immunize.objective.ill_only import IllOnly
 from immunize.objective.opt_kappa import OptKappa
 from immunize.objective.ours import Ours
-from immunize.spectrum import default_tolerance
+from immunize.spectrum.condition import default_tolerance
 from tests import reference as ref
 from tests.objective.tiny import CLASSES, D, network
 

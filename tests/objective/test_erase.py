@@ -18,7 +18,7 @@ from immunize.features import load_weights
 from immunize.objective import Head
 from immunize.objective.erase import Erase, distilled
 from immunize.records import CHECKPOINT
-from immunize.spectrum import erase
+from immunize.spectrum.erasing_choice import erase
 from tests import reference as ref
 from tests.composing import Run, compose_config, run_tiny_deep, theta_of
 

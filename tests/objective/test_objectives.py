@@ -37,7 +37,8 @@ from immunize.objective.opt_kappa import OptKappa
 from immunize.objective.ours import Ours
 from immunize.objective.simulated import SimulatedFineTuning
 from immunize.objective.well_only import WellOnly
-from immunize.spectrum import closed_form, compress_rows
+from immunize.spectrum.ranges import compress_rows
+from immunize.spectrum.shrinkage import closed_form
 from tests import reference as ref
 from tests.composing import run_tiny
 from tests.objective.tiny import reached

@@ -25,7 +25,7 @@ from immunize.report.loading import write_results
 from immunize.report.naming import PARTS, part_words
 from immunize.report.table import short, summary_text
 from immunize.report.tradeoff import on_front
-from immunize.spectrum import ESTIMATORS
+from immunize.spectrum.condition import ESTIMATORS
 from tests.report.making import METHODS, Record, diverged, record_of, shown, table2_records, without_held_out, written
 from tests.report.pages import Page, check
 

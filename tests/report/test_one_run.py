@@ -27,7 +27,7 @@ from immunize.report.curves import draw_norm_ratio, norm_ratio_figure
 from immunize.report.html.run import run_page
 from immunize.report.naming import PARTS, RATIOS, part_words
 from immunize.report.table import WIDTH, short
-from immunize.spectrum import ESTIMATORS
+from immunize.spectrum.condition import ESTIMATORS
 from tests.commands import Called
 from tests.composing import run_tiny
 from tests.report.making import Record, shown

@@ -19,7 +19,7 @@ from immunize.report.curves import THETA_0, probe_bands
 from immunize.report.experiments import Request, report_experiment
 from immunize.report.loading import load_records
 from immunize.report.table import short
-from immunize.spectrum import ACCURACY_SLACK, HARDER_BY
+from immunize.spectrum.condition import ACCURACY_SLACK, HARDER_BY
 from tests.report.making import EXPERIMENTS, Record, reported, row, shown, tables_of, with_change
 
 DIGITS = EXPERIMENTS / "table3_digits"

@@ -12,28 +12,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from immunize.spectrum import (
+from immunize.spectrum.condition import (
     ESTIMATORS,
     Spectrum,
     ZeroMatrixError,
-    closed_form,
-    compress_rows,
+    all_finite,
+    check_varying,
     condition_number,
     default_tolerance,
-    erase,
     immunization_ratio,
-    in_sample_share,
+    spectrum_of,
+    spectrum_of_gram,
+)
+from immunize.spectrum.erasing_choice import erase
+from immunize.spectrum.ranges import compress_rows
+from immunize.spectrum.regularizers import (
+    gram_ends,
     kappa,
     kappa_of_features,
     r_ill,
     r_ill_of_features,
     r_well,
     r_well_of_features,
-    spectrum_of,
-    spectrum_of_gram,
 )
-from immunize.spectrum.condition import all_finite, check_varying
-from immunize.spectrum.regularizers import gram_ends
+from immunize.spectrum.separability import in_sample_share
+from immunize.spectrum.shrinkage import closed_form
 from tests import reference as ref
 from tests.spectrum.making import column, diagonal, properties
 

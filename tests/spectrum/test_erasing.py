@@ -16,9 +16,9 @@ from torch import Tensor
 
 import immunize
 from immunize.objective.erase import Erase
-from immunize.spectrum import Erasure, cross_fitted_correlation, erase, folds_of
-from immunize.spectrum.erasing import directions_of, erasing_map, ridge_weights, root_of, same_data
-from immunize.spectrum.erasing_choice import FEW, FOLDS, PROBES, SHRINKAGES, EraseTrial, _Judge, _within_range
+from immunize.spectrum.erasing import Erasure, directions_of, erasing_map, ridge_weights, root_of, same_data
+from immunize.spectrum.erasing_choice import FEW, FOLDS, PROBES, SHRINKAGES, EraseTrial, _Judge, _within_range, erase
+from immunize.spectrum.separability import cross_fitted_correlation, folds_of
 from immunize.spectrum.shrinkage import ledoit_wolf
 from tests import reference as ref
 from tests.spectrum.making import diagonal

@@ -10,15 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.spectrum import (
-    GeneralizedSpectrum,
-    Immunizer,
-    condition_number,
-    frontier,
-    generalized_spectrum,
-    immunization_ratio,
-    spectrum_of,
-)
+from immunize.spectrum.condition import condition_number, immunization_ratio, spectrum_of
+from immunize.spectrum.optimum import Immunizer, frontier
+from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum
 from tests import reference as ref
 from tests.spectrum.making import diagonal
 

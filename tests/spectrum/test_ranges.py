@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.spectrum import (
-    ZeroMatrixError,
+from immunize.spectrum.condition import ZeroMatrixError, spectrum_of
+from immunize.spectrum.ranges import (
     compress_rows,
     joint_basis,
     lift_map,
     restrict_map,
-    spectrum_of,
     spectrum_of_map,
     spectrum_of_rows,
 )

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from immunize.spectrum import (
-    Spectrum,
-    condition_number,
+from immunize.spectrum.condition import Spectrum, condition_number, spectrum_of
+from immunize.spectrum.regularizers import (
+    gram_ends,
     kappa,
     kappa_of_features,
     r_ill,
@@ -24,9 +24,7 @@ from immunize.spectrum import (
     r_well,
     r_well_of_features,
     r_well_of_spectrum,
-    spectrum_of,
 )
-from immunize.spectrum.regularizers import gram_ends
 from tests import reference as ref
 from tests.reference import error, gradient
 from tests.spectrum.making import properties

@@ -9,7 +9,7 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-from immunize.spectrum import (
+from immunize.spectrum.separability import (
     KERNELS,
     RHOS,
     Kernel,

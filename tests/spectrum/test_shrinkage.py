@@ -11,16 +11,17 @@ import torch
 from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import Tensor
 
-from immunize.spectrum import (
-    GeneralizedSpectrum,
+from immunize.spectrum.condition import immunization_ratio, spectrum_of
+from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum
+from immunize.spectrum.shrinkage import (
+    SHRINKAGE_GRID,
+    _in_joint_range,
     choose_budget,
     choose_shrinkage,
     closed_form,
-    generalized_spectrum,
-    immunization_ratio,
-    spectrum_of,
+    kappa_of_gram,
+    ledoit_wolf,
 )
-from immunize.spectrum.shrinkage import SHRINKAGE_GRID, _in_joint_range, kappa_of_gram, ledoit_wolf
 from tests import reference as ref
 from tests.reference import rows
 from tests.spectrum.making import column, diagonal

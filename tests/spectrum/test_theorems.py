@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from immunize.features import preconditioned_linear
-from immunize.spectrum import (
-    condition_number,
+from immunize.spectrum.condition import condition_number, spectrum_of
+from immunize.spectrum.regularizers import (
     ill_step_bound,
     r_ill,
     r_ill_of_features,
     r_well,
     r_well_of_features,
-    spectrum_of,
     well_step_bound,
 )
 from tests import reference as ref

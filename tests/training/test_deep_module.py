@@ -26,7 +26,7 @@ from immunize.objective.imma import Imma
 from immunize.objective.ours import Ours
 from immunize.objective.simulated import SimulatedFineTuning
 from immunize.pipeline.assemble import new_trainer
-from immunize.spectrum import cross_fitted_correlation, folds_of
+from immunize.spectrum.separability import cross_fitted_correlation, folds_of
 from immunize.training import DeepModule
 from immunize.training.callbacks import NetworkMonitor, Progress, TheoremGuard
 from tests.composing import MemoryLogger

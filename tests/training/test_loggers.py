@@ -15,7 +15,7 @@ from immunize.errors import UserError
 from immunize.pipeline.experiment import flat_curves, flat_metrics, logged_run
 from immunize.records import read_record
 from immunize.report import result_rows
-from immunize.spectrum import ESTIMATORS
+from immunize.spectrum.condition import ESTIMATORS
 from immunize.training.loggers import wandb_logger
 from tests.composing import SGD, killed, run_tiny, run_tiny_deep
 from tests.tampering import csv_rows

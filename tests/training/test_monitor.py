@@ -22,7 +22,8 @@ from torch import Tensor
 
 from immunize.data import ROLES, Part
 from immunize.data.pair import PairedData, PairParts
-from immunize.spectrum import folds_of, ill_step_bound, well_step_bound
+from immunize.spectrum.regularizers import ill_step_bound, well_step_bound
+from immunize.spectrum.separability import folds_of
 from immunize.training.callbacks import GradientBalance, ImmunityMonitor, Progress, TheoremGuard, ValidationStop
 from immunize.training.callbacks.guard import COUNTED, _gradient_norm
 from immunize.training.callbacks.stopping import BestLook

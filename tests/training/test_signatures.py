@@ -14,7 +14,7 @@ from torch import Tensor
 from immunize.data import ROLES, Part, Role
 from immunize.data.pair import PairParts
 from immunize.errors import DivergedError
-from immunize.spectrum import default_tolerance, immunization_ratio, spectrum_of
+from immunize.spectrum.condition import default_tolerance, immunization_ratio, spectrum_of
 from immunize.training.callbacks import ImmunityMonitor
 from immunize.training.callbacks.signatures import OTHER_AIM, FailureSignatures, Look
 from tests import reference as ref

@@ -29,7 +29,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from immunize.objective import Step, mean_over_ranks
-from immunize.spectrum import Spectrum, condition_number, ill_step_bound, spectrum_of, well_step_bound
+from immunize.spectrum.condition import Spectrum, condition_number, spectrum_of
+from immunize.spectrum.regularizers import ill_step_bound, well_step_bound
 from immunize.training.module import Batch, ImmunizationModule, LinearModule, begins_step
 
 log = logging.getLogger(__name__)

@@ -22,18 +22,10 @@ from immunize.data import ROLES, Part, Role
 from immunize.data.pair import PairParts
 from immunize.errors import DivergedError
 from immunize.features import DeepExtractor
-from immunize.spectrum import (
-    ACCURACY_SLACK,
-    Spectrum,
-    immunization_ratio,
-    probe_correlation,
-    r_ill_of_spectrum,
-    r_well_of_spectrum,
-    share_right,
-    spectrum_of,
-    spectrum_of_map,
-)
-from immunize.spectrum.condition import check_varying
+from immunize.spectrum.condition import ACCURACY_SLACK, Spectrum, check_varying, immunization_ratio, spectrum_of
+from immunize.spectrum.ranges import spectrum_of_map
+from immunize.spectrum.regularizers import r_ill_of_spectrum, r_well_of_spectrum
+from immunize.spectrum.separability import probe_correlation, share_right
 from immunize.training.callbacks.signatures import FailureSignatures, Look, Warned
 from immunize.training.callbacks.stopping import BestLook
 from immunize.training.module import DeepModule, LinearModule, compressed

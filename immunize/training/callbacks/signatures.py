@@ -27,14 +27,8 @@ from typing import Any
 from torch import Tensor
 
 from immunize.data import ROLES, Role
-from immunize.spectrum import (
-    EASE_SLACK,
-    HARDER_BY,
-    ConditionNumber,
-    ImmunizationRatio,
-    Spectrum,
-    generalized_spectrum,
-)
+from immunize.spectrum.condition import EASE_SLACK, HARDER_BY, ConditionNumber, ImmunizationRatio, Spectrum
+from immunize.spectrum.pencil import generalized_spectrum
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from immunize.data.pair import PairParts
 from immunize.errors import UserError
 from immunize.files import whole
 from immunize.objective import LinearStep, Side
-from immunize.spectrum import immunization_ratio, spectrum_of
+from immunize.spectrum.condition import immunization_ratio, spectrum_of
 from immunize.training.loggers import CurveLogger, RunLogger
 from immunize.training.module import ImmunizationModule, LinearModule, SupervisedModule, begins_step
 
