@@ -310,4 +310,4 @@ def test_housing_run_is_attacked_on_rows_of_its_own(data_root: Path, tmp_path: P
     halves.setup()
     assert torch.equal(target.theta, load_checkpoint(tmp_path / CHECKPOINT, len(target.theta))["cross_fit"])
     has = {row.tobytes() for part in target.tasks(0)["harmful"].data.parts.values() for row in part.x}
-    assert has == {row.tobytes() for row in halves.held_out.harmful.x.numpy()}  # type: ignore[union-attr]
+    assert has == {row.tobytes() for row in halves.held_out["harmful"].x.numpy()}  # type: ignore[union-attr]

@@ -183,6 +183,6 @@ def test_house_prices_are_measured_on_the_halves_of_a_training(data_root: Path, 
     halves.setup()
     assert record["data_hash"] == pair.data_hash
     for role in ROLES:
-        assert whole.splits[role].fit.x.equal(pair.fit.of(role).x)
-        assert apart.splits[role].fit.x.equal(halves.fit.of(role).x)
-        assert apart.splits[role].held_out.x.equal(halves.held_out.of(role).x)
+        assert whole.splits[role].fit.x.equal(pair.fit[role].x)
+        assert apart.splits[role].fit.x.equal(halves.fit[role].x)
+        assert apart.splits[role].held_out.x.equal(halves.held_out[role].x)

@@ -130,7 +130,7 @@ def test_data_hash_is_of_the_data(record: dict[str, Any]) -> None:
     digest = hashlib.sha256()
     for role in ("pretrain", "harmful"):
         for name, parts in (("fit", data.fit), ("held_out", data.held_out)):
-            part = parts.of(role)
+            part = parts[role]
             digest.update(f"synthetic/{role}/{name}".encode())
             for tensor in (part.x, part.y):
                 digest.update(str(tuple(tensor.shape)).encode() + tensor.numpy().tobytes())

@@ -14,7 +14,7 @@ import copy
 import tempfile
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from io import BufferedRandom
 from typing import Any, Literal, cast
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from immunize.data.loading import LoadedPair, load_pair
-from immunize.data.splits import ROLES, Part, Role, SourceBase, Standardizer, random_generator
+from immunize.data.splits import ROLES, Part, Parts, Role, SourceBase, Standardizer, random_generator
 from immunize.errors import DataError
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
@@ -35,27 +35,6 @@ Mode = Literal["max_size_cycle", "min_size"]
 """CombinedLoader's modes in which every batch holds rows of both data sets; an objective needs both."""
 
 VALIDATION_STREAM, SHUFFLE_STREAM = 0, 1
-
-
-@dataclass(frozen=True)
-class PairParts:
-    """The same part of both data sets.
-
-    Attributes:
-        pretrain: rows of D_P.
-        harmful: rows of D_H.
-    """
-
-    pretrain: Part
-    harmful: Part
-
-    def of(self, role: Role) -> Part:
-        """The part of one data set."""
-        return self.pretrain if role == "pretrain" else self.harmful
-
-    def in_coordinates(self, basis: Tensor) -> PairParts:
-        """Both parts with each row x replaced by x @ basis, (D, n)."""
-        return PairParts(*(Part(part.x @ basis, part.y) for part in (self.pretrain, self.harmful)))
 
 
 class Pair(LightningDataModule):
@@ -205,45 +184,43 @@ class PairedData(Pair):
         return replace(without, splits={role: of.mapped(with_features) for role, of in without.splits.items()})
 
     @cached_property
-    def _split(self) -> tuple[PairParts, PairParts | None]:
+    def _split(self) -> tuple[Parts, Parts | None]:
         """The fit rows of every data set in two: what stays, and what is for validation."""
-        splits = self._loaded.splits
-        fit = PairParts(splits["pretrain"].fit, splits["harmful"].fit)
-        self._check_sizes({role: len(fit.of(role)) for role in ROLES})
+        fit = {role: splits.fit for role, splits in self._loaded.splits.items()}
+        self._check_sizes({role: len(part) for role, part in fit.items()})
         if self.validation_fraction == 0:
             return fit, None
-        parts: list[tuple[Part, Part]] = []
-        for role in ROLES:
-            part = fit.of(role)
+        stays: Parts = {}
+        aside: Parts = {}
+        for role, part in fit.items():
             what = f"{len(part)} rows of {self.sources[role].name} ({role})"
-            parts.append(part_in_two(part, self.validation_fraction, seed=self.seed, role=role, what=what))
-        stays, aside = (PairParts(*both) for both in zip(*parts, strict=True))
+            stays[role], aside[role] = part_in_two(part, self.validation_fraction, seed=self.seed, role=role, what=what)
         return stays, aside
 
     @cached_property
-    def fit(self) -> PairParts:
+    def fit(self) -> Parts:
         """Rows the extractor is immunized with, without the validation rows."""
         return self._split[0]
 
     @cached_property
-    def validation(self) -> PairParts | None:
+    def validation(self) -> Parts | None:
         """Rows set aside for early stopping; None for a fraction of 0."""
         return self._split[1]
 
     @cached_property
-    def held_out(self) -> PairParts | None:
+    def held_out(self) -> Parts | None:
         """Rows that training never sees; None if either data set has none and is cross-fitted."""
-        pretrain, harmful = (self._loaded.splits[role].held_out for role in ROLES)
-        return None if pretrain is None or harmful is None else PairParts(pretrain, harmful)
+        parts = {role: of.held_out for role, of in self._loaded.splits.items() if of.held_out is not None}
+        return parts if len(parts) == len(ROLES) else None
 
     @property
     def n_features(self) -> int:
         """D, the same for both data sets."""
-        return int(self.fit.pretrain.x.shape[1])
+        return int(self.fit["pretrain"].x.shape[1])
 
     def n_outputs(self, role: Role) -> int:
         """C of a classification; 1 for a regression or the two classes of a binary task."""
-        parts = [part.of(role).y for part in (self.fit, self.validation, self.held_out) if part is not None]
+        parts = [of[role].y for of in (self.fit, self.validation, self.held_out) if of is not None]
         return 1 if parts[0].is_floating_point() else 1 + max(int(y.max()) for y in parts)
 
     @property
@@ -254,7 +231,7 @@ class PairedData(Pair):
     def describe(self) -> dict[str, Any]:
         """The same, and how many rows of them are immunized on."""
         both = super().describe()
-        told: dict[str, Any] = {role: both[role] | {"fit_rows": len(self.fit.of(role))} for role in ROLES}
+        told: dict[str, Any] = {role: both[role] | {"fit_rows": len(self.fit[role])} for role in ROLES}
         if self.scale is not None:
             told["harmful"]["constant_columns"] = self.scale.dropped
         return told
@@ -307,10 +284,13 @@ class PairedData(Pair):
         Returns:
             a pair of n features, set up, without held-out rows, which the basis need not span.
         """
+
+        def mapped(parts: Parts) -> Parts:
+            return {role: Part(part.x @ basis, part.y) for role, part in parts.items()}
+
         other = copy.copy(self)
         other._forget()
-        other.fit = self.fit.in_coordinates(basis)
-        other.validation = None if self.validation is None else self.validation.in_coordinates(basis)
+        other.fit, other.validation = mapped(self.fit), None if self.validation is None else mapped(self.validation)
         other.held_out = None
         return other
 
@@ -324,19 +304,14 @@ class PairedData(Pair):
             a new data module with the same options, not yet set up. Data sets with held-out rows of their own keep
             their split.
         """
-        return PairedData(
-            *(self.sources[role] for role in ROLES),
-            batch_size=self.batch_size,
-            passes=self.passes,
-            mode=self.mode,
-            validation_fraction=self.validation_fraction,
-            seed=self.seed,
-            cross_fit=seed,
-        )
+        other = copy.copy(self)
+        other._forget()
+        other.cross_fit, other._on_disk = seed, None
+        return other
 
     def _train_loader(self, role: Role) -> DataLoader[Any]:
         """One pass. An incomplete last batch is dropped, unless it is the only one: few rows make a noisy spectrum."""
-        part, seed = self.fit.of(role), 0
+        part, seed = self.fit[role], 0
         # All rows at once, by a slice and not a list of indices: it gives views, so that a batch copies nothing.
         sampler: Iterable[Any] = [slice(None)] * self.passes
         if self.batch_size is not None:

@@ -60,6 +60,10 @@ class Part:
         return Part(self.x[rows], self.y[rows])
 
 
+Parts = dict[Role, Part]
+"""The same part of both data sets."""
+
+
 @dataclass(frozen=True)
 class Splits:
     """The parts of one data set.

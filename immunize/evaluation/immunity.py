@@ -30,14 +30,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from immunize.data import ROLES
+from immunize.data import ROLES, Parts
 from immunize.evaluation.numbers import by_extractor, ratio_numbers, spectrum_numbers
 from immunize.evaluation.separability import probe_accuracy, separability
 from immunize.evaluation.verdicts import VERDICTS_BY, verdict_numbers, verdicts_of
@@ -52,9 +52,6 @@ from immunize.spectrum.condition import (
 )
 from immunize.spectrum.decompositions import svd
 from immunize.spectrum.ranges import with_rank_of_map
-
-if TYPE_CHECKING:
-    from immunize.data.pair import PairParts
 
 DEFAULT_STEPS = 20_000
 THRESHOLDS = (0.1, 0.01)
@@ -160,7 +157,7 @@ def decompose(rows: Rows, theta: Tensor | None = None) -> Decomposition:
 
 def evaluate_part(
     theta: Tensor,
-    parts: PairParts,
+    parts: Parts,
     tasks: Mapping[str, str],
     *,
     rho: float = DEFAULT_RHO,
@@ -184,7 +181,7 @@ def evaluate_part(
         ValueError: features that are not finite, or all zero.
     """
     with torch.no_grad():
-        baselines = {role: _baseline(parts.of(role).x, parts.of(role).y, tasks[role], probe_steps) for role in ROLES}
+        baselines = {role: _baseline(of.x, of.y, tasks[role], probe_steps) for role, of in parts.items()}
         found = {
             role: {"immunized": decompose(rows, theta), "identity": plain}
             for role, (rows, plain, _) in baselines.items()
@@ -195,7 +192,7 @@ def evaluate_part(
             role: {"immunized": _curve(found[role]["immunized"], probe_steps), "identity": curve}
             for role, (*_, curve) in baselines.items()
         }
-    x, y = parts.pretrain.x, parts.pretrain.y
+    x, y = parts["pretrain"].x, parts["pretrain"].y
     told_apart = tasks["pretrain"] != "regression" and bool((y != y[0]).any())
     accuracy = {"before": probe_accuracy(x, y), "after": probe_accuracy(x @ theta, y)} if told_apart else {}
     after, before = found["pretrain"].values()
@@ -204,7 +201,7 @@ def evaluate_part(
         "metrics": {estimator: ratio_numbers(ratio) for estimator, ratio in ratios.items()},
         "separability": {
             role: {"immunized": separability(of.x, of.y, theta), "identity": separability(of.x, of.y)}
-            for role, of in zip(ROLES, (parts.pretrain, parts.harmful), strict=True)
+            for role, of in parts.items()
         },
         "steps_to_norm_ratio": by_extractor(curves, _steps_to),
         "curves": by_extractor(curves, lambda of: of and dict(zip(("steps", "ratio"), of.thinned(), strict=True))),

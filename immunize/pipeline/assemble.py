@@ -167,7 +167,7 @@ def _linear(
     for pair in pairs.values():
         pair.setup()
     parts = [of for of in (rows.fit, rows.validation, rows.held_out) if of is not None]
-    if same_data(*([(of.of(role).x, of.of(role).y) for of in parts] for role in ROLES)):
+    if same_data(*([(of[role].x, of[role].y) for of in parts] for role in ROLES)):
         raise UserError(SAME_DATA)
     init, seed, new_extractor = cfg.get("init") or {}, cfg.seed, partial(build, cfg.model, leave_out=NOT_ARGUMENTS)
     return LinearModel(

@@ -83,7 +83,7 @@ class LinearModel:
         start = None if solved or self.new_start is None else _solve(self.new_start(), pair)
         if start is not None:
             # D_P's features as large as behind a rotation, for which learning rates are made; no κ sees it.
-            x, (theta, told) = pair.fit.pretrain.x, start
+            x, (theta, told) = pair.fit["pretrain"].x, start
             start = theta * (x.norm() / (x @ theta).norm()), told
         basis = None if solved else _basis(self.columns, pair, stopping=self.training.row.early_stopping)
         seen = pair if basis is None else pair.in_coordinates(basis)
@@ -186,7 +186,7 @@ def _solve(objective: Objective, pair: PairedData) -> tuple[Tensor, dict[str, An
         UserError: the data do not allow it.
     """
     try:
-        return objective.solve(pair.fit.pretrain, pair.fit.harmful)
+        return objective.solve(pair.fit["pretrain"], pair.fit["harmful"])
     except ValueError as error:
         raise UserError(str(error)) from None
 

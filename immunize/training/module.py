@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
-from immunize.data import ROLES, Role
+from immunize.data import Parts, Role
 from immunize.errors import DivergedError, UserError
 from immunize.features import LinearExtractor
 from immunize.features.deep import DeepExtractor
@@ -39,7 +39,7 @@ from immunize.objective import (
 from immunize.spectrum.ranges import compress_rows
 
 if TYPE_CHECKING:
-    from immunize.data.pair import PairedData, PairParts
+    from immunize.data.pair import PairedData
 
 Batch = dict[Role, tuple[Tensor, Tensor]]
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
@@ -231,9 +231,9 @@ class ImmunizationModule(LightningModule):
         return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
 
 
-def compressed(parts: PairParts) -> dict[Role, Tensor]:
+def compressed(parts: Parts) -> dict[Role, Tensor]:
     """At most D rows of each data set with the same K, see :func:`~immunize.spectrum.ranges.compress_rows`."""
-    return {role: compress_rows(parts.of(role).x) for role in ROLES}
+    return {role: compress_rows(part.x) for role, part in parts.items()}
 
 
 class LinearModule(ImmunizationModule):
@@ -271,8 +271,8 @@ class LinearModule(ImmunizationModule):
         """Of which of the trainer's rows the squared features are not finite, and what they come to."""
         pair: PairedData = self.trainer.datamodule  # type: ignore[attr-defined]
         with torch.no_grad():
-            for role in ROLES:
-                size = float(self.extractor(pair.fit.of(role).x).square().sum())
+            for role, part in pair.fit.items():
+                size = float(self.extractor(part.x).square().sum())
                 if not math.isfinite(size):
                     return f"squared features of {role}", size
         return None

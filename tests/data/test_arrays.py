@@ -174,7 +174,7 @@ def test_half_of_the_bound_is_reached_with_b_true_whatever_the_units(name: str, 
     cfg = compose_config(*files(tmp_path, *MADE[name]()), "logger=none")
     model = model_of(cfg)
     data = model.pairs["fit"]
-    rows = data.fit.pretrain.x, data.fit.harmful.x
+    rows = data.fit["pretrain"].x, data.fit["harmful"].x
     grams = [x.T @ x for x in rows]
     theory = generalized_spectrum(*grams, n_samples=(len(rows[0]), len(rows[1])), shrinkage=1e-3)
     assert theory.rir_star > STRONG  # the forecast says "possible" on these rows
@@ -207,9 +207,9 @@ def test_theta_can_be_used_on_rows_as_they_were_read(wine: Wine) -> None:
         own = data.sources[role].load()  # type: ignore[arg-type]
         for part, standardized in ((own.fit, data.fit), (own.held_out, data.held_out)):
             mapped = (part.x.numpy() - saved["columns.mean"]) * saved["columns.scale"]
-            np.testing.assert_allclose(mapped, standardized.of(role).x.numpy(), rtol=1e-12, atol=1e-12)  # type: ignore[arg-type]
-    torch.testing.assert_close(data.fit.pretrain.x[:, :13].mean(0), torch.zeros(13, dtype=torch.float64))
-    torch.testing.assert_close(data.fit.pretrain.x[:, :13].std(0), torch.ones(13, dtype=torch.float64))
+            np.testing.assert_allclose(mapped, standardized[role].x.numpy(), rtol=1e-12, atol=1e-12)  # type: ignore[arg-type]
+    torch.testing.assert_close(data.fit["pretrain"].x[:, :13].mean(0), torch.zeros(13, dtype=torch.float64))
+    torch.testing.assert_close(data.fit["pretrain"].x[:, :13].std(0), torch.ones(13, dtype=torch.float64))
     assert data_of(compose_config(*given, "harmful.standardize=false")).scale is None  # rows as they were read
     assert record["data"]["harmful"]["constant_columns"] == [13]
     assert record["config"]["harmful"]["standardize"] is True

@@ -62,7 +62,7 @@ def test_full_batch_yields_the_whole_pair_in_every_pass_without_copying() -> Non
     for batch in found:
         assert set(batch) == set(ROLES)
         for role in ROLES:
-            part = data.fit.of(role)
+            part = data.fit[role]
             for given, own in zip(batch[role], (part.x, part.y), strict=True):
                 assert torch.equal(given, own)
                 assert given.data_ptr() == own.data_ptr()
@@ -103,12 +103,12 @@ def test_validation_rows_leave_the_fit_part() -> None:
     assert module().validation is None
     data = module(20, 10, validation_fraction=0.2, seed=5)
     for role, n in (("pretrain", 20), ("harmful", 10)):
-        stays, aside = getattr(data.fit, role), getattr(data.validation, role)
+        stays, aside = data.fit[role], data.validation[role]
         assert (len(stays), len(aside)) == (n - n // 5, n // 5)
         assert sorted(torch.cat([stays.y, aside.y]).tolist()) == list(range(n))
     again, other = (module(20, 10, validation_fraction=0.2, seed=seed) for seed in (5, 6))
-    assert torch.equal(again.fit.pretrain.y, data.fit.pretrain.y)
-    assert not torch.equal(other.fit.pretrain.y, data.fit.pretrain.y)
+    assert torch.equal(again.fit["pretrain"].y, data.fit["pretrain"].y)
+    assert not torch.equal(other.fit["pretrain"].y, data.fit["pretrain"].y)
 
 
 def test_cross_fitting_either_data_set_cross_fits_the_pair() -> None:
@@ -119,10 +119,10 @@ def test_cross_fitting_either_data_set_cross_fits_the_pair() -> None:
     second = data.cross_fit_pair(seed=7)
     second.setup()
     assert (second.batch_size, second.passes, second.mode, second.seed) == (2, 3, "min_size", 4)
-    halves = torch.cat([second.fit.pretrain.y, second.held_out.pretrain.y])
-    assert len(second.fit.pretrain) == 5
+    halves = torch.cat([second.fit["pretrain"].y, second.held_out["pretrain"].y])
+    assert len(second.fit["pretrain"]) == 5
     assert sorted(halves.tolist()) == list(range(10))
-    assert second.held_out.harmful.y.tolist() == [6, 7, 8, 9, 10, 11]  # keeps its split
+    assert second.held_out["harmful"].y.tolist() == [6, 7, 8, 9, 10, 11]  # keeps its split
     assert second.data_hash != data.data_hash
 
 
@@ -152,7 +152,7 @@ def test_rows_on_disk_are_read_again_and_stay_where_there_is_no_room(
     assert vars(data).keys().isdisjoint(("_loaded", "_split", "fit", "validation", "held_out")) is room
     for again, first in zip((data.fit, data.validation, data.held_out), (*before, held_out), strict=True):
         for role in ROLES:
-            torch.testing.assert_close(vars(again.of(role)), vars(first.of(role)), rtol=0, atol=0)
+            torch.testing.assert_close(vars(again[role]), vars(first[role]), rtol=0, atol=0)
     assert data.data_hash == hashed
 
 

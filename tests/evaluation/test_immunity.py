@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.data import Part
-from immunize.data.pair import PairParts
+from immunize.data import ROLES, Part, Parts
 from immunize.evaluation import evaluate_part
 from immunize.evaluation.immunity import compress, decompose, least_squares_targets, norm_ratio_curve
 from immunize.evaluation.numbers import spectrum_numbers
@@ -31,11 +30,11 @@ def data(n: int, rank: int = D, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, ref.gaussian(n, seed=seed + 100)
 
 
-def pair(n: int = 40) -> PairParts:
-    return PairParts(*(Part(*data(n, seed=seed)) for seed in (1, 2)))
+def pair(n: int = 40) -> Parts:
+    return {role: Part(*data(n, seed=seed)) for role, seed in zip(ROLES, (1, 2), strict=True)}
 
 
-def evaluate(theta: Tensor, parts: PairParts | None = None, **options: Any) -> dict[str, Any]:
+def evaluate(theta: Tensor, parts: Parts | None = None, **options: Any) -> dict[str, Any]:
     return evaluate_part(theta, parts or pair(), TASKS, probe_steps=50, **options)
 
 
@@ -48,13 +47,13 @@ def test_every_estimator_equals_its_definition(n: int, rho: float) -> None:
     for name, ratio in found["metrics"].items():
         for of, t in (("", theta), ("_baseline", None)):
             for role in ("pretrain", "harmful"):
-                expected = ref.kappa_by(name, ref.hessian(getattr(parts, role).x, t), n, rho)
+                expected = ref.kappa_by(name, ref.hessian(parts[role].x, t), n, rho)
                 assert ratio[f"kappa_{role}{of}"] == pytest.approx(expected, rel=1e-9)
     ratio, verdicts = found["metrics"]["spectrum"], found["verdicts"]
     told = [verdicts[name] for name in ("estimator", "ratio_harmful", "ratio_pretrain")]
     assert told == ["spectrum", ratio["ratio_harmful"], ratio["ratio_pretrain"]]
     for role, which in itertools.product(("pretrain", "harmful"), ("immunized", "identity")):
-        part = getattr(parts, role)
+        part = parts[role]
         features = part.x @ theta if which == "immunized" else part.x
         values = ref.eigenvalues(ref.hessian(features))
         assert found["spectra"][role][which]["sigma"] == pytest.approx(values.tolist(), rel=1e-9)
@@ -82,13 +81,13 @@ def test_the_bounds_of_a_b_and_c(harder: float, easier: float, drop: float, pass
 
 def test_singular_extractor_that_kills_a_needed_direction_fails_c() -> None:
     parts = pair()
-    v = torch.linalg.svd(parts.pretrain.x).Vh[2]
-    needed = PairParts(Part(parts.pretrain.x, parts.pretrain.x @ v), parts.harmful)
+    v = torch.linalg.svd(parts["pretrain"].x).Vh[2]
+    needed = parts | {"pretrain": Part(parts["pretrain"].x, parts["pretrain"].x @ v)}
     found = evaluate(EYE - torch.outer(v, v), needed)["verdicts"]
     assert found["c"] is False
     assert found["loss_immunized"] == pytest.approx(found["loss_zero"], rel=1e-9)  # nothing of the target is left
     assert 0 <= found["loss_plain"] < 1e-12 * found["loss_zero"]
-    other = torch.linalg.svd(parts.pretrain.x).Vh[3]
+    other = torch.linalg.svd(parts["pretrain"].x).Vh[3]
     assert evaluate(EYE - torch.outer(other, other), needed)["verdicts"]["c"] is True
 
 
@@ -106,7 +105,7 @@ def test_recorded_spectra_keep_both_ends_and_the_order(rank: int) -> None:
 
 def test_nothing_to_learn_has_no_curve() -> None:
     parts = pair()
-    idle = PairParts(Part(parts.pretrain.x, torch.zeros(40, dtype=torch.float64)), parts.harmful)
+    idle = parts | {"pretrain": Part(parts["pretrain"].x, torch.zeros(40, dtype=torch.float64))}
     found = evaluate(ref.extractor(D, seed=6), idle)
     assert found["curves"]["pretrain"] == {"immunized": None, "identity": None}
     assert found["curves"]["harmful"]["immunized"] is not None
@@ -118,7 +117,7 @@ def test_of_two_labels_a_probe_has_to_tell_them_apart_as_well_as_before() -> Non
     assert least_squares_targets(torch.tensor([0.0, 1.0, 1.0]), "binary").tolist() == [-1, 1, 1]
     x, y = ref.gaussian(200, D, seed=3), (torch.arange(200) % 2).double()
     x[:, 0] += 4 * y
-    labelled = PairParts(Part(x, y), pair().harmful)
+    labelled = pair() | {"pretrain": Part(x, y)}
     tasks = {"pretrain": "binary", "harmful": "regression"}
     crushed = torch.diag(torch.tensor([1e-4, *[1.0] * (D - 1)], dtype=torch.float64))
     for theta, kept in ((ref.orthogonal(D, seed=4), True), (crushed, False)):
@@ -126,7 +125,7 @@ def test_of_two_labels_a_probe_has_to_tell_them_apart_as_well_as_before() -> Non
         assert v["loss_immunized"] == pytest.approx(v["loss_plain"], rel=1e-6)
         assert v["accuracy_before"] > 95
         assert v["c"] is (v["accuracy_before"] - v["accuracy_after"] <= 1) is kept
-    found = evaluate_part(crushed, PairParts(Part(x, 0 * y), pair().harmful), tasks, probe_steps=5)
+    found = evaluate_part(crushed, pair() | {"pretrain": Part(x, 0 * y)}, tasks, probe_steps=5)
     assert "accuracy_before" not in found["verdicts"]  # of one label
     assert found["verdicts"]["loss_zero"] == 1  # all targets are -1, and no 0,
     assert found["curves"]["pretrain"]["identity"] is not None  # so that there is something to learn

@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
 from immunize.data import ROLES, Part
-from immunize.data.pair import PairedData, PairParts
+from immunize.data.pair import PairedData
 from immunize.spectrum.regularizers import ill_step_bound, well_step_bound
 from immunize.spectrum.separability import folds_of
 from immunize.training.callbacks import GradientBalance, ImmunityMonitor, Progress, TheoremGuard, ValidationStop
@@ -38,7 +38,7 @@ def test_numbers_are_those_of_the_explicit_hessians() -> None:
     monitor = ImmunityMonitor(data.fit, every=3)
     fit_module(module_of(cfg, data), data, seen, monitor, loggers=[logger])
     assert sorted(step for step in logger.of("RIR") if step is not None) == [3, 6, 7]  # the last step always
-    p, h = data.fit.pretrain.x, data.fit.harmful.x
+    p, h = data.fit["pretrain"].x, data.fit["harmful"].x
     for step in (3, 6, 7):
         hess_p, hess_h = (ref.hessian(x, seen.thetas[step]) for x in (p, h))
         kappas = [float(torch.linalg.cond(of)) for of in (hess_h, hess_p, ref.hessian(h), ref.hessian(p))]
@@ -48,7 +48,7 @@ def test_numbers_are_those_of_the_explicit_hessians() -> None:
         for name, value in expected.items():
             assert logger.of(name)[step] == pytest.approx(value, rel=1e-9), name
         for role, x in (("pretrain", p), ("harmful", h)):
-            y = data.fit.of(role).y  # type: ignore[arg-type]
+            y = data.fit[role].y  # type: ignore[arg-type]
             half = torch.empty(len(y), dtype=torch.bool)
             drawn = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
             half[drawn] = folds_of(y[drawn], 2) == 0
@@ -64,7 +64,7 @@ def test_kappa_is_over_the_rank_of_the_data_and_of_one_label_nothing_can_be_lear
     theta = scaled(p, 1, 1, 1, 1, 1, 0.03)  # σ_6/σ_1 from 1e-13 to 3e-15; N·eps is 8.9e-15
     with torch.no_grad():
         module.extractor.theta.copy_(theta)
-    monitor = ImmunityMonitor(PairParts(Part(p, torch.ones(n)), Part(h, h[:, 0])), every=1)
+    monitor = ImmunityMonitor({"pretrain": Part(p, torch.ones(n)), "harmful": Part(h, h[:, 0])}, every=1)
     monitor.on_train_batch_end(cast(Trainer, SimpleNamespace(global_step=1)), module, None, None, 0)
     sigma = torch.linalg.svdvals(p @ theta).square()
     assert D * ref.EPS < float(sigma[5] / sigma[0]) < n * ref.EPS
@@ -97,7 +97,7 @@ def test_best_parameters_are_put_back_and_patience_ends_the_training() -> None:
     module = module_of(cfg, data, Recorder(*(I + 0.05 * step * ref.gaussian(D, D, seed=2) for step in range(1, 61))))
     steps = fit_module(module, data, seen, stop, loggers=[logger]).global_step
     theta = module.extractor.theta.detach()
-    p, h = data.validation.pretrain.x, data.validation.harmful.x
+    p, h = data.validation["pretrain"].x, data.validation["harmful"].x
     rirs = (kappa(h, at) / kappa(h) * kappa(p) / kappa(p, at) for at in seen.thetas[2::2])
     values = {2 * look: math.log(rir) for look, rir in enumerate(rirs, 1)}
     assert logger.of("val/log_rir") == pytest.approx(values, rel=1e-9)
@@ -193,7 +193,7 @@ def test_a_step_of_several_batches_is_looked_at_counted_and_balanced_once(capsys
 def counted(seen: Trajectory, data: PairedData, eta: float) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """What the guard has to count, from the trajectory; and steps that break a promise, with where ηλ was."""
     counts, told = Counter(dict.fromkeys(COUNTED, 0)), []
-    p, h = data.fit.pretrain.x, data.fit.harmful.x
+    p, h = data.fit["pretrain"].x, data.fit["harmful"].x
     for step, (before, after, weights) in enumerate(zip(seen.thetas, seen.thetas[1:], seen.weights, strict=False)):
         met, kept = [], {}
         if "well" in weights:
@@ -273,7 +273,7 @@ def test_losing_a_direction_is_not_a_lower_condition_number() -> None:
     """θ' = θ(I - v_k v_kᵀ): σ_k vanishes, and κ of what is left is smaller."""
     cfg = tiny("objective.epochs=1")
     data, seen, guard = data_of(cfg), Trajectory(), TheoremGuard()
-    x, start = data.fit.pretrain.x, module_of(cfg, data).extractor.theta.detach()
+    x, start = data.fit["pretrain"].x, module_of(cfg, data).extractor.theta.detach()
     v = torch.linalg.svd(x @ start).Vh[-1]
     fit_module(module_of(cfg, data, Recorder(start @ (I - torch.outer(v, v)), term="well")), data, seen, guard)
     assert ref.rank(ref.hessian(x, seen.thetas[1]), len(x)) == D - 1
@@ -281,7 +281,7 @@ def test_losing_a_direction_is_not_a_lower_condition_number() -> None:
 
 
 def expected_weights(data: PairedData, theta: Tensor, head: Tensor) -> dict[str, float]:
-    terms, _ = gradients({role: (data.fit.of(role).x, data.fit.of(role).y) for role in ROLES}, theta, head)
+    terms, _ = gradients({role: (data.fit[role].x, data.fit[role].y) for role in ROLES}, theta, head)
     return {name: float(terms["task"].norm() / terms[name].norm()) for name in ("well", "ill")}
 
 
@@ -312,7 +312,7 @@ def test_a_later_balance_may_be_told_to_lower_weights_and_raise_none() -> None:
 
 def test_without_a_task_term_the_norm_is_the_multiplier() -> None:
     data, seen = followed(tiny("method=ill_only", "objective.epochs=1"), GradientBalance(3))
-    ill = float(ref.theta_gradient(data.fit.harmful.x, seen.thetas[0], ref.r_ill_gradient).norm())
+    ill = float(ref.theta_gradient(data.fit["harmful"].x, seen.thetas[0], ref.r_ill_gradient).norm())
     assert seen.weights[0]["ill"] * ill == pytest.approx(3, rel=1e-9)
 
 

@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
 from immunize.data import ROLES, Part, Role
-from immunize.data.pair import PairParts
 from immunize.errors import DivergedError
 from immunize.spectrum.condition import default_tolerance, immunization_ratio, spectrum_of
 from immunize.training.callbacks import ImmunityMonitor
@@ -261,7 +260,7 @@ def test_each_is_said_once_and_with_its_name_and_kept(quiet: bool, caplog: pytes
 def test_a_divergence_gets_its_name_between_two_looks_unless_it_is_beyond_numbers(size: float) -> None:
     cfg = tiny("objective.epochs=9")
     data = data_of(cfg)
-    x = data.fit.harmful.x
+    x = data.fit["harmful"].x
     whitening = scaled(x, *(1 / float(s) for s in ref.eigenvalues(ref.hessian(x))))
     monitor = ImmunityMonitor(data.fit, every=100)
     with pytest.raises(DivergedError):
@@ -275,8 +274,8 @@ def test_a_divergence_gets_its_name_between_two_looks_unless_it_is_beyond_number
 def test_the_start_is_judged_and_at_last_the_theta_that_is_kept(every: int, caplog: pytest.LogCaptureFixture) -> None:
     cfg = tiny("objective.epochs=4")
     data = data_of(cfg)
-    pretrain, harmful = data.fit.pretrain, data.fit.harmful
-    parts = PairParts(pretrain, Part(torch.linalg.qr(harmful.x).Q, harmful.y))
+    pretrain, harmful = data.fit["pretrain"], data.fit["harmful"]
+    parts = {"pretrain": pretrain, "harmful": Part(torch.linalg.qr(harmful.x).Q, harmful.y)}
     monitor = ImmunityMonitor(parts, every=every, quiet=True)
     worse = scaled(pretrain.x, 2, 1, 1, 1, 1, 1)
     # as early stopping does: another θ at the very end
@@ -292,8 +291,8 @@ def test_the_start_is_judged_and_at_last_the_theta_that_is_kept(every: int, capl
 def test_a_theta_that_was_computed_and_not_trained_is_judged_once() -> None:
     """κ of both Hessians is as before, as no θ can change it where the covariances are proportional."""
     data = data_of(tiny())
-    p, h = (Part(x, data.fit.pretrain.y) for x in (rows(), 3 * ref.orthogonal(N, 5) @ rows()))
-    monitor, module = ImmunityMonitor(PairParts(p, h), every=10), module_of(tiny(), data)
+    p, h = (Part(x, data.fit["pretrain"].y) for x in (rows(), 3 * ref.orthogonal(N, 5) @ rows()))
+    monitor, module = ImmunityMonitor({"pretrain": p, "harmful": h}, every=10), module_of(tiny(), data)
     for _ in range(2):
         (warning,) = monitor.facts(module)["warnings"]
         assert (warning["name"], warning["at_end"]) == ("no_immunization_aligned", True)

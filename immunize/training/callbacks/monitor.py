@@ -18,8 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from immunize.data import ROLES, Part, Role
-from immunize.data.pair import PairParts
+from immunize.data import ROLES, Part, Parts, Role
 from immunize.errors import DivergedError
 from immunize.features import DeepExtractor
 from immunize.spectrum.condition import ACCURACY_SLACK, Spectrum, check_varying, immunization_ratio, spectrum_of
@@ -131,7 +130,7 @@ class ImmunityMonitor(_Monitor):
 
     def __init__(
         self,
-        parts: PairParts,
+        parts: Parts,
         every: int,
         label: str = "fit",
         *,
@@ -139,11 +138,11 @@ class ImmunityMonitor(_Monitor):
         rows: Mapping[Role, Tensor] | None = None,
     ) -> None:
         self._rows = dict(rows or compressed(parts))
-        self._samples = {role: len(parts.of(role)) for role in ROLES}
+        self._samples = {role: len(part) for role, part in parts.items()}
         super().__init__(every, None, FailureSignatures(self._rows, self._samples, label, quiet=quiet))
         self._before = {role: spectrum_of(self._rows[role], n_samples=self._samples[role]) for role in ROLES}
         self._theta: Tensor | None = None
-        self._told = {role: drawn for role in ROLES if (drawn := _told_apart(parts.of(role))) is not None}
+        self._told = {role: drawn for role, part in parts.items() if (drawn := _told_apart(part)) is not None}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Judge the start, which is logged nowhere."""

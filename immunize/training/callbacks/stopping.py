@@ -29,8 +29,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, distributed
 
-from immunize.data import ROLES
-from immunize.data.pair import PairParts
+from immunize.data import ROLES, Parts
 from immunize.errors import UserError
 from immunize.files import whole
 from immunize.objective import LinearStep, Side
@@ -122,20 +121,18 @@ class ValidationStop(BestLook):
         patience: looks without improvement before stopping.
     """
 
-    def __init__(self, parts: PairParts, every: int, patience: int) -> None:
+    def __init__(self, parts: Parts, every: int, patience: int) -> None:
         super().__init__(every, patience)
         self.parts = parts
-        self._raw = {role: spectrum_of(parts.of(role).x) for role in ROLES}
+        self._raw = {role: spectrum_of(part.x) for role, part in parts.items()}
 
     @torch.no_grad()
     def look(self, trainer: Trainer, module: LightningModule) -> None:
         """At RIR and the task loss."""
         assert isinstance(module, LinearModule)
-        p, h = (
-            spectrum_of(module.extractor(self.parts.of(role).x), rank_of_data=self._raw[role].rank) for role in ROLES
-        )
+        p, h = (spectrum_of(module.extractor(self.parts[role].x), rank_of_data=self._raw[role].rank) for role in ROLES)
         score = math.log(immunization_ratio(p, h, self._raw["pretrain"], self._raw["harmful"]).rir)
-        rows = self.parts.pretrain
+        rows = self.parts["pretrain"]
         side = Side(rows.x, rows.y, rows.x)
         loss = LinearStep(module.extractor, module.head, side, side, module.task_loss).pretrain_loss()
         module.log_now({"val/log_rir": score, "val/task_loss": loss.item()})
