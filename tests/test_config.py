@@ -166,9 +166,9 @@ def test_an_unknown_pair_fails_loudly() -> None:
     ],
 )
 def test_pretraining_data_follow_the_harmful_data(name: str, setting: str, value: Any) -> None:
-    given = str(list(value)) if isinstance(value, tuple) else value
+    given, held = (str(list(value)), "digits") if isinstance(value, tuple) else (value, setting)
     cfg = compose_config(f"harmful={name}", f"harmful.{setting}={given}")
-    assert [getattr(build(cfg[role]), setting) for role in ("harmful", "pretrain")] == [value, value]
+    assert [getattr(build(cfg[role]), held) for role in ("harmful", "pretrain")] == [value, value]
 
 
 # Instantiation.

@@ -38,6 +38,7 @@ from immunize.data.images.source import ImageSource, Layout, StoredSplits
 from immunize.data.images.stored import Array, ArrayImages
 from immunize.data.splits import (
     HOLD_OUT_SEED,
+    ROLES,
     Part,
     Role,
     SourceBase,
@@ -51,7 +52,7 @@ from immunize.errors import DataError
 LABELS: dict[Role, int] = {"pretrain": 0, "harmful": 1}
 REST = "rest"
 """All digits but the other one of its side."""
-Side = int | tuple[int | str, int | str]
+Side = tuple[int | str, ...]
 """One data set: a digit with the label of its role, or two with both labels, of which one may be `REST`."""
 
 
@@ -77,21 +78,19 @@ class DigitPairSource(SourceBase):
     @property
     def side(self) -> Side:
         """What this source holds."""
-        return self.pair[0] if self.role == "pretrain" else self.pair[1]
+        return self.pair[ROLES.index(self.role)]
 
     @property
     def digits(self) -> tuple[int, int] | None:
         """D_P's digit and D_H's; None where a side has both labels."""
-        p, h = self.pair
-        return (p, h) if isinstance(p, int) and isinstance(h, int) else None
+        (p, *with_p), (h, *with_h) = self.pair
+        return None if with_p or with_h else (int(p), int(h))
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""
-        side = self.side
-        held: dict[str, object] = {"digit": side, "label": LABELS[self.role]}
-        if isinstance(side, tuple):
-            held = {"target": f"{side[0]} vs {side[1]}"}
-        pair = [of if isinstance(of, int) else list(of) for of in self.pair]
+        first, *second = self.side
+        held = {"target": f"{first} vs {second[0]}"} if second else {"digit": first, "label": LABELS[self.role]}
+        pair = [list(side) if len(side) > 1 else side[0] for side in self.pair]
         return self.facts({"pair": pair, **held, "balance_seed": self.seed})
 
     def select(self, labels: Array, stream: int) -> tuple[Array, Array]:
@@ -104,10 +103,10 @@ class DigitPairSource(SourceBase):
         Returns:
             (M,) int64 row numbers of its side, of two labels those of label 0 first, and their labels.
         """
-        named = [of for side in self.pair for of in _members(side) if isinstance(of, int)]
+        named = [of for side in self.pair for of in side if isinstance(of, int)]
         rows, targets = [], []
-        for label, which in enumerate(_members(self.side), LABELS[self.role] if isinstance(self.side, int) else 0):
-            wanted = [which] if isinstance(which, int) else [d for d in range(10) if d not in _members(self.side)]
+        for label, which in enumerate(self.side, LABELS[self.role] if len(self.side) == 1 else 0):
+            wanted = [which] if isinstance(which, int) else [d for d in range(10) if d not in self.side]
             found = balanced_rows(labels, named, wanted, seed=self.seed, stream=stream, name=self.name)
             rows.append(found)
             targets.append(np.full(len(found), label))
@@ -142,17 +141,12 @@ def parse_pair(pair: object, name: str) -> tuple[Side, Side]:
         raise DataError(f"{name}: the side {list(twice[0])} names {twice[0][0]} twice; {how}")
     if set(sides[0]) == set(sides[1]):
         raise DataError(f"{name}: the pair {pair} names the digit {sides[0][0]} twice; {how}")
-    one, other = (side[0] if len(side) == 1 else side for side in sides)
-    return one, other
+    return sides[0], sides[1]
 
 
 def _two(value: object) -> tuple[Any, Any] | None:
     """Both items of a sequence of two."""
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2 else None
-
-
-def _members(side: Side) -> tuple[int | str, ...]:
-    return side if isinstance(side, tuple) else (side,)
 
 
 def balanced_rows(
@@ -221,6 +215,18 @@ def held_out_mask(labels: Array) -> Array:
     return mask_of_classes(labels, lambda rows: rows // 3, HOLD_OUT_SEED)
 
 
+def five_digits(role: Role, digits: Array) -> list[tuple[Array, Array]]:
+    """The images of one of the two tasks of five classes: row numbers and labels of `fit` and of `held_out`.
+
+    Args:
+        role: whose.
+        digits: (N,) of all images.
+    """
+    chosen, held_out = np.array(DIGITS_OF[role]), held_out_mask(digits)
+    parts = [np.flatnonzero(np.isin(digits, chosen) & of) for of in (~held_out, held_out)]
+    return [(rows, np.searchsorted(chosen, digits[rows]).astype(np.int64)) for rows in parts]
+
+
 _MADE = {
     "from": "sklearn.datasets.load_digits",
     "scaling": "pixels / 16, then the mean and std of all training pixels",
@@ -281,14 +287,8 @@ class FiveDigits(SourceBase):
 
     def load(self) -> Splits:
         """Both parts, (N, 64) each, and the position of each digit among the five."""
-        images, labels, held_out = _standardized()
-        chosen = np.array(DIGITS_OF[self.role])
-        mine = np.isin(labels, chosen)
-
-        def part(rows: Array) -> Part:
-            return to_part(images[rows], np.searchsorted(chosen, labels[rows]), classes=True)
-
-        return Splits(fit=part(mine & ~held_out), held_out=part(mine & held_out))
+        images, digits, _ = _standardized()
+        return Splits(*(to_part(images[rows], y, classes=True) for rows, y in five_digits(self.role, digits)))
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""
@@ -327,22 +327,14 @@ class DigitImages(ImageSource):
     def describe(self) -> dict[str, object]:
         """Short facts for the record."""
         return super().describe() | {
-            "from": "sklearn.datasets.load_digits",
+            "from": _MADE["from"],
             "digits": list(DIGITS_OF[self.role]),
-            "held_out": "a third of each digit's images, constant draw",
+            "held_out": _MADE["held_out"],
         }
 
     def _read(self) -> StoredSplits:
         raw, digits = embedded_digits()
         pixels = np.rint(raw.reshape(-1, 8, 8) * (255 / PIXEL_MAX)).astype(np.uint8)
-        mine = np.isin(digits, DIGITS_OF[self.role])
-        held_out = held_out_mask(digits)
-        return StoredSplits(
-            self._select(pixels, digits, mine & ~held_out), self._select(pixels, digits, mine & held_out)
-        )
-
-    def _select(self, pixels: Array, digits: Array, rows: Array) -> ArrayImages:
-        chosen = DIGITS_OF[self.role]
-        return ArrayImages(
-            pixels[rows], np.searchsorted(np.array(chosen), digits[rows]).astype(np.int64), tuple(map(str, chosen))
-        )
+        classes = tuple(map(str, DIGITS_OF[self.role]))
+        fit, held_out = (ArrayImages(pixels[rows], labels, classes) for rows, labels in five_digits(self.role, digits))
+        return StoredSplits(fit, held_out)
