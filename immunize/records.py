@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,9 @@ SWEEP = "sweep.json"
 with settings of before stay in the folder until somebody removes them."""
 
 SCHEMA_VERSION = 1
+
+Keys = tuple[str, ...]
+"""Where something stands in nested dictionaries, from the outermost."""
 
 _runs = itertools.count()
 """How many runs this process has begun."""
@@ -217,29 +220,37 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def parted(
-    settings: Mapping[str, Any], names: Collection[str], prefix: str = ""
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def parted(settings: Mapping[str, Any], names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Nested dictionaries in two, which :func:`merged` puts together again: the rest, and what is named.
 
     Args:
         settings: with dictionaries in it.
-        names: dotted.
-        prefix: what the names of these begin with.
+        names: dotted, of settings or of groups of them.
     """
-    rest: dict[str, Any] = {}
-    named: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if name in names:
-            named[key] = value
-        elif isinstance(value, dict) and value:
-            some, others = parted(value, names, f"{name}.")
-            rest |= {key: some} if some else {}
-            named |= {key: others} if others else {}
-        else:
-            rest[key] = value
-    return rest, named
+    found: dict[bool, list[tuple[Keys, Any]]] = {True: [], False: []}
+    for keys, value in leaves(settings):
+        found[any(name in names for name in itertools.accumulate(keys, "{}.{}".format))].append((keys, value))
+    return nested(found[False]), nested(found[True])
+
+
+def leaves(tree: Mapping[str, Any], above: Keys = ()) -> list[tuple[Keys, Any]]:
+    """Keys and value of everything in nested dictionaries that is no further one; an empty one is a leaf."""
+    found = []
+    for key, value in tree.items():
+        keys = (*above, str(key))
+        found += leaves(value, keys) if isinstance(value, dict) and value else [(keys, value)]
+    return found
+
+
+def nested(leaves: Iterable[tuple[Sequence[str], Any]]) -> dict[str, Any]:
+    """The nested dictionaries that have these :func:`leaves`."""
+    tree: dict[str, Any] = {}
+    for (*outer, last), value in leaves:
+        place = tree
+        for key in outer:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return tree
 
 
 def without(value: Any, key: str) -> Any:

@@ -33,13 +33,13 @@ from immunize.records import (
     MADE_OF_A_RUN,
     RECORD,
     begun,
+    leaves,
     peak_memory_mib,
     provenance,
     reset_peak_memory,
     write_record,
 )
 from immunize.report import result_rows
-from immunize.report.loading import leaves
 from immunize.threads import cpu_threads, threads_in_force
 from immunize.training.loggers import close_loggers, log_results
 
@@ -162,7 +162,7 @@ def flat_metrics(record: dict[str, Any]) -> dict[str, float]:
         if isinstance(value, float)
     }
     kept = {f"pretrain_accuracy/{which}": value for which, value in record.get("pretrain_accuracy", {}).items()}
-    return ratios | kept | dict(leaves({"separability": record["separability"]}))
+    return ratios | kept | {"/".join(keys): value for keys, value in leaves({"separability": record["separability"]})}
 
 
 def flat_curves(record: dict[str, Any]) -> dict[str, tuple[list[int], list[float]]]:

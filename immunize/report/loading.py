@@ -16,7 +16,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from immunize.records import (
     SWEEP,
     check_versions,
     file_digest,
+    leaves,
+    nested,
     no_record,
     read_file,
 )
@@ -314,7 +316,7 @@ def write_results(records: Sequence[Mapping[str, Any]], out: Path) -> None:
         records: whose keys hold no "/".
         out: a folder, made if it is not there.
     """
-    rows = [{path: _text(value) for path, value in leaves(_kept(record))} for record in records]
+    rows = [{SEPARATOR.join(keys): _text(value) for keys, value in leaves(_kept(record))} for record in records]
     text = io.StringIO()
     table = csv.DictWriter(text, dict.fromkeys(path for row in rows for path in row), lineterminator="\n")
     table.writeheader()
@@ -338,28 +340,7 @@ def read_results(path: Path) -> list[Record]:
     except (OSError, EOFError, ValueError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as results: {error}. It was cut off or damaged") from None
     paths, value = [name.split(SEPARATOR) for name in head], functools.cache(_value)
-    return [_nested((at, value(cell)) for at, cell in zip(paths, row, strict=True) if cell) for row in rows]
-
-
-def _nested(leaves: Iterable[tuple[Sequence[str], Any]]) -> Record:
-    tree: Record = {}
-    for (*outer, last), value in leaves:
-        place = tree
-        for key in outer:
-            place = place.setdefault(key, {})
-        place[last] = value
-    return tree
-
-
-def leaves(record: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    """Path and value of everything in a record that is no further dictionary; an empty one is a leaf."""
-    found = []
-    for key, value in record.items():
-        if isinstance(value, dict) and value:
-            found += leaves(value, f"{above}{key}{SEPARATOR}")
-        else:
-            found.append((f"{above}{key}", value))
-    return found
+    return [nested((at, value(cell)) for at, cell in zip(paths, row, strict=True) if cell) for row in rows]
 
 
 def _kept(record: Mapping[str, Any]) -> Record:

@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 
 from immunize.config import NOT_HASHED, config_dir
 from immunize.errors import some
-from immunize.records import diverged_cross_fit, whole_config
-from immunize.report.loading import SEPARATOR, infinite, leaves, verdict_on
+from immunize.records import diverged_cross_fit, leaves, whole_config
+from immunize.report.loading import infinite, verdict_on
 from immunize.report.naming import in_order, pair_label, pair_title, side_label
 from immunize.report.table import NOTHING, share, short, span, summary_text
 from immunize.report.templates import filled_in
@@ -310,11 +310,11 @@ def flat_settings(record: dict[str, Any]) -> dict[str, str]:
 
     A setting that is null is one that runs of before it was there do not have.
     """
-    found = [(path.split(SEPARATOR), value) for path, value in leaves(whole_config(record)) if value not in (None, {})]
+    found = [(keys, value) for keys, value in leaves(whole_config(record)) if value not in (None, {})]
     return {
-        ".".join(path): json.dumps(value, sort_keys=True)
-        for path, value in found
-        if not {"pair", "root"} & {*path} and not {*_NOT_COMPARED} & {*accumulate(path, "{}.{}".format)}
+        ".".join(keys): json.dumps(value, sort_keys=True)
+        for keys, value in found
+        if not {"pair", "root"} & {*keys} and not {*_NOT_COMPARED} & {*accumulate(keys, "{}.{}".format)}
     }
 
 

@@ -36,9 +36,9 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from immunize.records import ATTACK_RECORD, RECORD, RESULTS, whole_config
+from immunize.records import ATTACK_RECORD, RECORD, RESULTS, leaves, whole_config
 from immunize.report.attacks.records import load_attacks
-from immunize.report.loading import Record, judged, leaves, load_records, measured
+from immunize.report.loading import Record, judged, load_records, measured
 from immunize.report.naming import LAMBDAS, PROTOCOLS, pair_label
 from immunize.report.runs import EXPERIMENT_STATUSES, experiment_of
 
@@ -139,7 +139,8 @@ def _with_never(found: Record) -> Record:
 
 def _rows(where: tuple[str, str, str], tree: Record, endless: Any = lambda path: False) -> Iterator[_Row]:
     """Every number of a tree; null is infinite where `endless` says so of its path, and NaN elsewhere."""
-    for path, value in leaves(tree):
+    for keys, value in leaves(tree):
+        path = "/".join(keys)
         interval = path.startswith("interval/")
         for index, one in enumerate(value if isinstance(value, list) else [value]):
             name = f"{path}/{('low', 'high')[index]}" if interval else path
