@@ -22,6 +22,7 @@ from immunize.report.loading import verdict_on, with_infinities
 from immunize.report.naming import RATIO_NAMES, RATIOS, data_name, fit_rows, run_title
 from immunize.report.one_run import aims_at_kappa, carried_over, each_set, separability_lines, sets_shown
 from immunize.report.provenance import machine_name
+from immunize.report.runs import theta_0_of
 from immunize.report.templates import asset, filled_in
 from immunize.report.writing import write_report
 
@@ -71,7 +72,7 @@ def card_of(record: dict[str, Any], attack: dict[str, Any] | None) -> dict[str, 
         "provenance": {
             **{name: record[name] for name in ("config_hash", "data_hash")},
             "checkpoint_sha256": None if attack is None else attack["subject"]["checkpoint_sha256"],
-            **_theta_0(record),
+            **({} if (start := theta_0_of(record)) is None else {"theta_0_sha256": start}),
             **_made_with(record),
         },
         "reproduce": list(dict.fromkeys([record["command"], *again, "python -m immunize.verify run=<this folder>"])),
@@ -164,12 +165,6 @@ def _attack(attack: dict[str, Any]) -> dict[str, Any]:
         "not_tried": not_tried(attack),
         "sentences": {task: verdict_sentence(attack, task) for task in tasks},
     }
-
-
-def _theta_0(record: dict[str, Any]) -> dict[str, str]:
-    """The digest of the weights that a network started from; a linear model starts from what its configuration says."""
-    digest = record.get("network", {}).get("theta_0_sha256")
-    return {} if digest is None else {"theta_0_sha256": digest}
 
 
 def _made_with(record: dict[str, Any]) -> dict[str, Any]:

@@ -39,18 +39,15 @@ def provenance_rows(runs: Runs) -> list[tuple[str, str]]:
 
 def made_with(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """Commits, dates, machines, threads, wall time and memory of any records, a row of the README's head each."""
-    timed = [record for record in records if "seconds" in record]
-    starts = [datetime.fromisoformat(record["started"]) for record in timed]
-    ends = [start + timedelta(seconds=record["seconds"]) for start, record in zip(starts, timed, strict=True)]
+    starts = [datetime.fromisoformat(record["started"]) for record in records]
+    ends = [start + timedelta(seconds=record["seconds"]) for start, record in zip(starts, records, strict=True)]
     return facts_in(
         "made_with.txt",
         *(counted, duration, span),
         records=records,
         dates=[record["started"][:10] for record in records],
         machines=[machine_name(record["hardware"]) for record in records],
-        timed=timed,
-        whole=(max(ends) - min(starts)).total_seconds() if timed else None,
-        peaks=[peak for record in records if (peak := record.get("peak_memory_mib")) is not None],
+        whole=(max(ends) - min(starts)).total_seconds(),
     )
 
 
@@ -78,8 +75,8 @@ def settings_table(runs: Runs) -> Table:
             optimizer += "" if clip is None else f", gradients clipped to norm {clip:g}"
         weights = (_weight(name, found) for name in LAMBDAS)
         own = ", ".join(f"`{extra}`" for extra in extras) or NOTHING
-        steps = _median(record["training"]["fit"]["steps"] for record in found if "training" in record)
-        seconds = _median(record["seconds"] for record in found if "seconds" in record)
+        steps = short(np.median([record["training"]["fit"]["steps"] for record in found]))
+        seconds = short(np.median([record["seconds"] for record in found]))
         rows.append([f"`{method}`", rate, *weights, epochs, size, optimizer, own, steps, seconds])
     columns = ("method", "η", "λ_P", "λ_H", "epochs", "batch", "optimizer", "own settings", "steps", "seconds a run")
     notes = ["Epochs as configured, steps as done; steps and seconds are medians over the runs."]
@@ -95,7 +92,7 @@ def validity_notes(runs: Runs) -> list[str]:
     """
     shown: Counter[tuple[str, str]] = Counter()
     for record in runs.records:
-        warnings = record.get("training", {}).get("fit", {}).get("warnings", [])
+        warnings = record["training"]["fit"].get("warnings", [])
         shown.update((name, record["method"]) for name in {warning["name"] for warning in warnings})
     signatures = {name: {m: shown[name, m] for m in runs.methods if shown[name, m]} for name, _ in sorted(shown)}
     metrics = {part: [run["metrics"][part] for run in measured_on(runs.finished, part)] for part in PARTS}
@@ -126,7 +123,7 @@ def _weight(name: str, records: Sequence[dict[str, Any]]) -> str:
 
 def _balance(record: dict[str, Any]) -> dict[str, Any]:
     """The balance of gradient norms in a run, with the `weights` that it set, by term; none where it set none."""
-    found: dict[str, Any] = record.get("training", {}).get("fit", {}).get("balance", {})
+    found: dict[str, Any] = record["training"]["fit"].get("balance", {})
     return found if found.get("weights") else {}
 
 
@@ -155,7 +152,3 @@ def duration(seconds: float) -> str:
 def rows_in_fit(runs: Runs, role: str) -> str:
     """How many each run was immunized with of D_P or D_H."""
     return span(fit_rows(record["data"][role]) for record in runs.records)
-
-
-def _median(values: Iterable[float]) -> str:
-    return short(float(np.median(found)) if (found := list(values)) else None)

@@ -32,10 +32,8 @@ Run = tuple[str, str, str, int]
 _SAID = ("method", "model", "pretrain", "harmful", "data", "data_hash")
 _KEPT = (
     *("schema_version", "kind", "status", "started", "seconds", "peak_memory_mib", "config_hash", "git_commit"),
-    *("versions", "hardware", "tasks", "verdicts", "control"),
+    *("versions", "hardware", "tasks", "verdicts", "control", "attack_versions"),
 )
-_LATER = ("attack_versions", "cells")
-"""What older records lack."""
 _EXTRACTORS = ("immunized", "random_orthogonal")
 _RULES = ("attack", "tiers", "validation_fraction", "own_rows", "test_fraction", "images", "benign_digits")
 """Settings of the grid that have to agree within one table."""
@@ -94,7 +92,7 @@ def collected(record: Record) -> Record:
     return {
         **{name: record[name] for name in _KEPT},
         **{name: subject[name] for name in _SAID},
-        **{name: record[name] for name in _LATER if name in record},
+        **({"cells": record["cells"]} if "cells" in record else {}),  # which older records lack
         "method": subject["method"] or "checkpoint",  # of before such were called by their file
         "seed": config["seeds"][0] if subject["run_seed"] is None else subject["run_seed"],
         "subject": {name: value for name, value in subject.items() if name not in (*_SAID, "run_seed")},
@@ -188,11 +186,6 @@ class Group(Collection):
     def judged_by_intervals(self) -> bool:
         """Verdicts of records from before were decided by the scores alone."""
         return all("difference" in found for *_, found in _cells(self.records))
-
-    @property
-    def known_by_attack(self) -> bool:
-        """Records of before do not say what each attack reached by itself."""
-        return all("by_attack" in record for record in self.records)
 
     @property
     def draws(self) -> int:
@@ -347,7 +340,7 @@ def _rules_of(record: Record) -> str:
     """What has to agree within one table."""
     rows = [record["subject"].get(name) for name in ("selection", "benign_rows")]
     grid = [record["config"].get(name, False) for name in _RULES]
-    return json.dumps([record.get("attack_versions"), *rows, *grid], sort_keys=True)
+    return json.dumps([record["attack_versions"], *rows, *grid], sort_keys=True)
 
 
 @dataclass(frozen=True)
