@@ -116,7 +116,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     try:
         record = read_file(path)
         if "config" not in record:
-            raise ValueError(f"{path} is not a record of immunize.train")
+            raise ValueError(f"{path} is not a record of immunize.train: it has no 'config'")
         check_versions([record], path)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} holds no {RECORD}") from None

@@ -33,8 +33,8 @@ from immunize.records import (
     file_digest,
     leaves,
     nested,
-    no_record,
     read_file,
+    read_immunized,
 )
 from immunize.report.naming import PROTOCOLS, data_name
 
@@ -142,7 +142,6 @@ def _own_runs(folder: Path) -> set[str] | None:
 
 _RUN = "a record of immunize.train", ("method", "seed", "pretrain", "harmful")
 """What a record of a run is called, and by what runs are named and sorted, whether they finished or not."""
-_ATTACK = "an attack record", ("subject",)
 
 
 def _check(record: Mapping[str, Any], path: Path, kind: str, needed: Sequence[str]) -> None:
@@ -180,56 +179,29 @@ def read_sources(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     Raises:
         UserError: no record, one that cannot be read, or an attack record of another run.
     """
-    record = read_run(folder)
+    record = read_immunized(folder)
     return record, read_attack(folder, record)
-
-
-def read_run(folder: Path) -> dict[str, Any]:
-    """The record of a run.
-
-    Raises:
-        UserError: there is none, or it cannot be read, or it is of something else or another version.
-    """
-    record = _read(folder / RECORD, "a record", *_RUN)
-    if record is None:
-        raise UserError(no_record(folder))
-    return record
 
 
 def read_attack(folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
     """The attack record of the run that a record is of; None where it was not attacked.
 
     Raises:
-        UserError: as :func:`read_run`, or it is of another run.
+        UserError: it cannot be read, or is of something else, another version or another run.
     """
-    attack = _read(folder / ATTACK_RECORD, _ATTACK[0], *_ATTACK)
-    if attack is not None:
-        check_same_run(record, attack)
-    return attack
-
-
-def _read(path: Path, what: str, kind: str, needed: Sequence[str]) -> dict[str, Any] | None:
-    try:
-        record = read_file(path, what)
-        _check(record, path, kind, needed)
-        check_versions([record], path)
-    except FileNotFoundError:
+    path = folder / ATTACK_RECORD
+    if not path.exists():
         return None
+    try:
+        attack = read_file(path, "an attack record")
+        _check(attack, path, "an attack record", ("subject",))
+        check_versions([attack], path)
     except ValueError as error:
         raise UserError(str(error)) from None
-    return record
-
-
-def check_same_run(record: dict[str, Any], attack: dict[str, Any]) -> None:
-    """Refuse an attack record of another run.
-
-    Raises:
-        UserError: it is.
-    """
-    subject = attack["subject"]
     for name, theirs in (("config_hash", "run_config_hash"), ("data_hash", "data_hash")):
-        if subject[theirs] != record[name]:
+        if attack["subject"][theirs] != record[name]:
             raise UserError(f"{ATTACK_RECORD} is of another run: its {name} differs; attack this run again")
+    return attack
 
 
 def check_same_checkpoint(folder: Path, attack: dict[str, Any]) -> None:

@@ -57,7 +57,8 @@ def test_every_report_says_that_there_is_no_run_or_what_a_record_lacks(
     write = (RUN | MANY)[name]
     assert re.search("holds no |is no folder", refusal(write, tmp_path / "nowhere", tmp_path / "out"))
     lacking = [{key: of for key, of in record.items() if key != "config"} for record in table1]
-    for config, message in (({}, "lacks 'config': it is of another version"), ({"config": None}, "holds what no run")):
+    told = "of immunize.train: it has no 'config'" if name in RUN else "lacks 'config': it is of another version"
+    for config, message in (({}, told), ({"config": None}, "holds what no run")):
         folder = written([record | config for record in lacking], tmp_path / "runs")
         assert message in refusal(write, folder / "run0000" if name in RUN else folder, tmp_path / "out")
 

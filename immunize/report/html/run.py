@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from immunize.errors import UserError
-from immunize.records import ATTACK_CELLS, ATTACK_RECORD, METRICS, REPORT, diverged_cross_fit
+from immunize.records import ATTACK_CELLS, ATTACK_RECORD, METRICS, REPORT, diverged_cross_fit, read_immunized
 from immunize.report import loading
 from immunize.report.attacks.one_run import grid_parts, interval_text, verdict_sentence
 from immunize.report.attacks.page import best_figure
@@ -45,7 +45,7 @@ def write_run_page(folder: Path, out: Path) -> Path:
     Raises:
         UserError: no record, or one that cannot be read or lacks what every record has.
     """
-    record, log = loading.read_run(folder), read_log(folder)
+    record, log = read_immunized(folder), read_log(folder)
     begun = (folder / ATTACK_CELLS).is_dir()
     with loading.lacking_is_told(f"the record in {folder}"):
         try:
