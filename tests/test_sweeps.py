@@ -117,20 +117,22 @@ def test_planned_hash_is_that_of_the_composed_run(name: str) -> None:
     cfg, jobs = jobs_of_preset(name)
     some = random.Random(0).sample(jobs, 12)
     plan = Plan(context(), cfg)
-    planned = [plan.folder_and_hash(job) for job in some]
+    planned = [plan.place(job) for job in some]
     assert len(set(planned)) == len(some)
     for job, place in list(zip(some, planned, strict=True))[-2:]:
         digest = hash_of_run(plan.compose(job))
-        assert place == (Path(f"outputs/{name}") / digest, digest)
+        assert place == (Path(f"outputs/{name}") / digest, digest, False)
 
 
-def test_what_is_not_to_be_continued_has_no_planned_folder_whatever_came_before() -> None:
+def test_what_is_not_to_be_continued_is_done_again_whatever_came_before() -> None:
     cfg, (job, *_) = jobs_of_preset("table1")
     plan = Plan(context(), cfg)
-    found = [plan.folder_and_hash([*job, f"resume={resume}"]) for resume in ("true", "false", "true")]
-    assert [place is None for place in found] == [False, True, False]
-    for lines in ([], ["resume=true"], ["resume=true", "overwrite=true", *BY_HASH]):
-        assert Plan(context(), master(*lines)).folder_and_hash([*lines, "seed=1"]) is None
+    found = [plan.place([*job, f"resume={resume}"]) for resume in ("true", "false", "true")]
+    assert [again for _, _, again in found] == [False, True, False]
+    again = ["resume=true", "overwrite=true", *BY_HASH]
+    assert Plan(context(), master(*again)).place([*again, "seed=1"])[2]
+    for lines in ([], ["resume=true"]):
+        assert Plan(context(), master(*lines)).place([*lines, "seed=1"]) is None
 
 
 # Which of them are done, and how far it is.

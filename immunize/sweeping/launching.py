@@ -7,8 +7,6 @@ more than a short run.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import signal
 import sys
 from collections import Counter
@@ -25,11 +23,11 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import NOT_HASHED
-from immunize.files import held
+from immunize.files import held, read_object
 from immunize.processes import closing_pool, signals_handled, started_outside
 from immunize.records import SWEEP, write_record
 from immunize.sweeping.job import Jobs, Outcome, done_record, job_return, value_of, words
-from immunize.sweeping.plan import BY_HASH, Plan
+from immunize.sweeping.plan import BY_HASH, Place, Plan
 from immunize.threads import cores
 
 EVERY = 30.0
@@ -61,7 +59,6 @@ class SerialLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hydra's way to say what is to be launched."""
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
-        self.hashes: list[str] = []
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Do every job that is not done, and show how far it is.
@@ -92,7 +89,7 @@ class SerialLauncher(Launcher):
         with held(folder, CompactHydraException(words)):
             return self._launch(jobs, places)
 
-    def _launch(self, jobs: Sequence[Job], places: Mapping[Job, tuple[Path, str]]) -> Sequence[JobReturn]:
+    def _launch(self, jobs: Sequence[Job], places: Mapping[Job, Place]) -> Sequence[JobReturn]:
         from tqdm import tqdm  # not for a run alone, which imports this room too
 
         experiment = self.config.get("experiment")
@@ -104,7 +101,7 @@ class SerialLauncher(Launcher):
         self.ended: dict[Job, Outcome] = {}
         self.twins: dict[Job, Job] = {}
         self.errors: set[str] = set()
-        self._tell_its_own()
+        self._tell_its_own([digest for _, digest, _ in places.values()])
         try:
             for job, outcome in self.outcomes(self._undone(jobs, places)):
                 self._end(job, outcome)
@@ -127,21 +124,18 @@ class SerialLauncher(Launcher):
         for job in jobs:
             yield job, self.jobs.run(job.number, job.overrides)
 
-    def _places(self, jobs: Sequence[Job]) -> dict[Job, tuple[Path, str]]:
-        """Folder and hash of each job where runs are found again by it; a run of each kind is composed for that."""
+    def _places(self, jobs: Sequence[Job]) -> dict[Job, Place]:
+        """Of each job where runs are found again by their hash; a run of each kind is composed for that."""
         plan = Plan(self.hydra_context, self.config, self.threads)
-        found = ((job, plan.folder_and_hash(job.overrides)) for job in jobs)
-        places = {job: place for job, place in found if place is not None}
-        every = (places.get(job) or plan.folder_and_hash(job.overrides, again=True) for job in jobs)
-        self.hashes = list(dict.fromkeys(place[1] for place in every if place is not None))
-        return places
+        found = ((job, plan.place(job.overrides)) for job in jobs)
+        return {job: place for job, place in found if place is not None}
 
-    def _undone(self, jobs: Sequence[Job], places: Mapping[Job, tuple[Path, str]]) -> Iterator[Job]:
+    def _undone(self, jobs: Sequence[Job], places: Mapping[Job, Place]) -> Iterator[Job]:
         """The jobs that have to be done; the others are counted."""
         first_with: dict[str, Job] = {}
         for job in jobs:
-            if job in places:
-                folder, digest = places[job]
+            folder, digest, again = places.get(job, (Path(), "", True))
+            if not again:
                 if digest in first_with:  # two names for the same run
                     self.twins[job] = first_with[digest]
                     continue
@@ -151,20 +145,17 @@ class SerialLauncher(Launcher):
                     continue
             yield job
 
-    def _tell_its_own(self) -> None:
+    def _tell_its_own(self, hashes: Sequence[str]) -> None:
         """Write `sweep.json` before the first run, for a sweep whose runs are found again by their hash.
 
         A part of a preset (`experiment=table2 method=ours`) adds its runs to those that the file lists already.
         """
-        if not self.hashes:
+        if not hashes:
             return
-        path = Path(str(self.config.hydra.sweep.dir)) / SWEEP
-        if self._is_part() and path.is_file():
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                before = json.loads(path.read_text(encoding="utf-8"))["runs"]
-                self.hashes = list(dict.fromkeys([*before, *self.hashes]))
+        folder = Path(str(self.config.hydra.sweep.dir))
+        before = ((read_object(folder / SWEEP) or {}).get("runs") or []) if self._is_part() else []
         experiment = OmegaConf.to_container(self.config.experiment)
-        write_record(path.parent, {"experiment": experiment, "runs": self.hashes}, SWEEP)
+        write_record(folder, {"experiment": experiment, "runs": list(dict.fromkeys([*before, *hashes]))}, SWEEP)
 
     def _is_part(self) -> bool:
         """Whether the command line names a preset and more, beside what changes no number."""

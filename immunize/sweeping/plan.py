@@ -29,6 +29,9 @@ PLUGINS = "hydra_plugins.immunize_sweeps"
 BY_HASH = "${immunize.config_hash:}"
 """`hydra.sweep.subdir` of a sweep whose runs are found again by their configuration."""
 
+Place = tuple[Path, str, bool]
+"""The output folder of a run, its config hash, and whether it is done again whatever is there."""
+
 
 def jobs_of(
     params: Mapping[str, object], grids: Sequence[Mapping[str, object]], arguments: Sequence[str]
@@ -88,22 +91,17 @@ class Plan:
         for job in jobs:
             self._base(job)
 
-    def folder_and_hash(self, overrides: Sequence[str], *, again: bool = False) -> tuple[Path, str] | None:
-        """The output folder and config hash of a run; None unless the sweep finds its runs again by their hash.
-
-        With `again`, also of runs that are done again whatever is there.
-        """
+    def place(self, overrides: Sequence[str]) -> Place | None:
+        """Where a run goes; None unless the sweep finds its runs again by their hash."""
         base, values = self._base(overrides)
         for override in values:  # as Hydra applies them; every run of this kind sets all of them
             OmegaConf.update(base, override.key_or_group, override.value(), merge=True)
-        if not again and (not base.resume or base.overwrite):
-            return None
         sweep = OmegaConf.to_container(base.hydra.sweep, resolve=False)
         assert isinstance(sweep, dict)
         if sweep["subdir"] != BY_HASH:
             return None
         digest = config_hash(resolved(base, self._threads))
-        return Path(str(self._master.hydra.sweep.dir)) / digest, digest
+        return Path(str(self._master.hydra.sweep.dir)) / digest, digest, bool(base.overwrite or not base.resume)
 
     def _base(self, overrides: Sequence[str]) -> tuple[DictConfig, list[Override]]:
         parsed = [(line, *self._parsed(line)) for line in overrides]
