@@ -304,7 +304,7 @@ def _config_dirs(arguments: Sequence[str]) -> list[str]:
     for word, following in itertools.pairwise([*arguments, ""]):
         if word in ("--config-dir", "-cd"):
             found += [word, following]
-        elif word.startswith("--config-dir="):
+        elif word.startswith(("--config-dir=", "-cd=")):
             found.append(word)
     return found
 

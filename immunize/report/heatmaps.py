@@ -75,10 +75,9 @@ def _draw(axis: Axes, values: Array, names: Sequence[Sequence[str]], scale: Norm
     axis.imshow(np.clip(values, scale.vmin, scale.vmax), cmap=_MAP, norm=scale)
     for row, column in np.ndindex(values.shape):
         value = float(values[row, column])
-        if names[0][row] == names[1][column]:
-            continue
         if math.isnan(value):
-            axis.text(column, row, "n/a", ha="center", va="center", fontsize=6, color="#555555")
+            if names[0][row] != names[1][column]:  # no pair of digits, but perhaps one of data sets of one name
+                axis.text(column, row, "n/a", ha="center", va="center", fontsize=6, color="#555555")
             continue
         ink = "white" if abs(2 * float(scale(value)) - 1) > _DARK else "black"
         axis.text(column, row, _cell(value), ha="center", va="center", fontsize=7.5, color=ink)

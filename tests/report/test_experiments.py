@@ -15,7 +15,7 @@ from immunize.report.__main__ import main
 from immunize.report.card import card_of, card_text
 from immunize.report.curves import IDENTITY, NORM_RATIOS, csv_of, norm_ratio_bands, norm_ratio_figures, read_bands
 from immunize.report.experiments import Request, report_experiment
-from immunize.report.heatmaps import log_means
+from immunize.report.heatmaps import heatmap, log_means
 from immunize.report.loading import load_records
 from immunize.report.provenance import provenance_rows
 from immunize.report.published import read_published
@@ -232,6 +232,12 @@ def test_fig2_cells_are_logarithms_of_the_mean_over_seeds(base: Record) -> None:
 
 
 # The paper's numbers.
+
+
+def test_a_map_has_the_number_of_a_pair_of_data_sets_of_one_name() -> None:
+    panels = {"ours": {"digits→digits": 1.0, "digits→cars": 0.5, "cars→digits": 0.2}}
+    cells = heatmap(panels, "log(RIR)", sides=("D_P", "D_H")).axes[0].texts
+    assert sorted(cell.get_text() for cell in cells) == ["0.20", "0.50", "1.00"]
 
 
 def test_published_cells_of_fig2_give_the_means_of_table_2() -> None:
