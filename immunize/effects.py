@@ -7,7 +7,7 @@ A setting that was given by name on the command line of a single run, and would 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -41,78 +41,62 @@ OF_THE_OUTER = ("tier", "kinds")
 """Settings of an attack that prepares features which hold for its inner attacks; theirs do nothing."""
 
 
-class Run:
-    """What decides which settings of a run of `immunize.train` have an effect, by names as `RULES` asks for them.
+def idle_in_run(config: Config, method: Any) -> Idle:
+    """What has no effect in `immunize.train`.
 
     Args:
         config: the plain, resolved configuration.
         method: its :class:`~immunize.objective.Objective`, whose room imports torch.
     """
-
-    def __init__(self, config: Config, method: Any) -> None:
-        self.config, self.trains, self.unused = config, method.trains, method.unused
-        model, self.objective, self.method = config["model"], config["objective"], config["method"]
-        self.deep, self.checkpoint = is_deep(config), model.get("checkpoint") is not None
-        self.on_harmful, self.whole = self.objective["epochs_on"] == "harmful", self.objective["batch_size"] is None
-        self.ridge = self.method.get("precondition") in ("dummy", "literal")
-        self.begins, self.selects = config["init"].get("_target_") is not None, config["selection"] is not None
-        self.stops, self.terms = bool(self.objective["early_stopping"]), method.weights.keys()
-        self.balanced = bool(self.objective["balance"] and {"well", "ill"} & self.terms)
-        self.takes_loss, self.trains_classifier = method.takes_loss, method.trains_classifier
-
-    def replaced(self, term: str) -> bool:
-        """Whether the method has another λ of a term than the row of hyper-parameters."""
-        name = f"lambda_{term}"
-        return term in self.terms and not self.balanced and self.method.get(name) not in (None, self.objective[name])
-
-    @property
-    def idle(self) -> Idle:
-        """What has no effect."""
-        config = self.config
-        idle = idle_data(config, *(["images"] if self.deep else []))
-        rules = (*RULES, *(RULES_OF_STEPS if self.trains else ()))
-        idle |= {name: why for holds, why, names in rules if holds(self) for name in names.split()}
-        idle |= _all("nothing is drawn with these settings", *(f"method.{key}" for key in self.unused))
-        nulls = (key for key, value in self.objective["optimizer"].items() if value is None)
-        idle |= _all("null is not passed on", *(f"objective.optimizer.{key}" for key in nulls))
-        if self.trains:
-            return idle
-        kept = {f"objective.{key}" for key in WITHOUT_STEPS}
-        kept |= {f"trainer.{key}" for key in WHERE} if self.deep else set()
-        groups = [f"{group}.{key}" for group in ("objective", "trainer", "init") for key in config[group]]
-        start = (f"model.{key}" for key in ("init", "columns", "ridge", "trainable") if key in config["model"])
-        return idle | _all(TAKES_NO_STEPS, *(name for name in groups if name not in kept), *start, "pairing")
+    model, row, own, deep = config["model"], config["objective"], config["method"], is_deep(config)
+    layer, stops = own.get("precondition") in ("dummy", "literal"), bool(row["early_stopping"])
+    rules = [
+        (deep, "a network has deep.probe_steps", "probe_steps"),
+        (deep, "it is for linear models", "init"),
+        (deep and row["epochs_on"] == "harmful", "an epoch is a pass of D_H (objective.epochs_on=harmful)", "pairing"),
+        (deep and model.get("checkpoint") is not None, "model.checkpoint goes before it", "model.pretrained"),
+        (not deep, "it is for networks", " ".join(("deep", *(f"objective.{key}" for key in OF_DEEP_NETS)))),
+        (not deep and not layer, "it is of method.precondition=dummy or literal", "model.ridge"),
+        (not deep and row["batch_size"] is None, "every step takes all rows (objective.batch_size=null)", "pairing"),
+        (not deep and config["init"].get("_target_") is not None, "init says how θ starts", "model.init"),
+        (not stops, "objective.early_stopping is off", "objective.check_every objective.patience"),
+        (not stops and config["selection"] is None, "no rows are set aside", "objective.validation_fraction"),
+        *(_rules_of_steps(row, own, method) if method.trains else ()),
+    ]
+    idle = idle_data(config, *(["images"] if deep else []))
+    idle |= {name: why for holds, why, names in rules if holds for name in names.split()}
+    idle |= _all("nothing is drawn with these settings", *(f"method.{key}" for key in method.unused))
+    nulls = (key for key, value in row["optimizer"].items() if value is None)
+    idle |= _all("null is not passed on", *(f"objective.optimizer.{key}" for key in nulls))
+    if method.trains:
+        return idle
+    kept = {f"objective.{key}" for key in WITHOUT_STEPS} | ({f"trainer.{key}" for key in WHERE} if deep else set())
+    groups = [f"{group}.{key}" for group in ("objective", "trainer", "init") for key in config[group]]
+    start = (f"model.{key}" for key in ("init", "columns", "ridge", "trainable") if key in model)
+    return idle | _all(TAKES_NO_STEPS, *(name for name in groups if name not in kept), *start, "pairing")
 
 
-Effect = tuple[Callable[[Run], bool], str, str]
-RULES: tuple[Effect, ...] = (
-    (lambda r: r.deep, "a network has deep.probe_steps", "probe_steps"),
-    (lambda r: r.deep, "it is for linear models", "init"),
-    (lambda r: r.deep and r.on_harmful, "an epoch is a pass of D_H (objective.epochs_on=harmful)", "pairing"),
-    (lambda r: r.deep and r.checkpoint, "model.checkpoint goes before it", "model.pretrained"),
-    (lambda r: not r.deep, "it is for networks", " ".join(("deep", *(f"objective.{key}" for key in OF_DEEP_NETS)))),
-    (lambda r: not r.deep and not r.ridge, "it is of method.precondition=dummy or literal", "model.ridge"),
-    (lambda r: not r.deep and r.whole, "every step takes all rows (objective.batch_size=null)", "pairing"),
-    (lambda r: not r.deep and r.begins, "init says how θ starts", "model.init"),
-    (lambda r: not r.stops, "objective.early_stopping is off", "objective.check_every objective.patience"),
-    (lambda r: not r.stops and not r.selects, "no rows are set aside", "objective.validation_fraction"),
-)
-"""Where a setting of a run has no effect, why, and which they are."""
+def _rules_of_steps(row: Config, own: Config, method: Any) -> list[tuple[bool, str, str]]:
+    """Where a setting has no effect beside a method that takes steps, why, and which they are.
 
-RULES_OF_STEPS: tuple[Effect, ...] = (
-    (lambda r: "well" not in r.terms, "the method has no R_well", "objective.lambda_well"),
-    (lambda r: "ill" not in r.terms, "the method has no R_ill", "objective.lambda_ill"),
-    (lambda r: r.balanced and "well" in r.terms, BALANCED, "objective.lambda_well method.lambda_well"),
-    (lambda r: r.balanced and "ill" in r.terms, BALANCED, "objective.lambda_ill method.lambda_ill"),
-    (lambda r: r.replaced("well"), "method.lambda_well replaces it", "objective.lambda_well"),
-    (lambda r: r.replaced("ill"), "method.lambda_ill replaces it", "objective.lambda_ill"),
-    (lambda r: not {"well", "ill"} & r.terms, "the method has no λ", "objective.balance"),
-    (lambda r: not r.balanced, "no λ is balanced", "objective.balance_multiplier objective.balance_every"),
-    (lambda r: not r.balanced or "ill" not in r.terms, "no λ_H is balanced", "objective.balance_multiplier_ill"),
-    (lambda r: not r.takes_loss, "the method has no loss", "objective.loss objective.label_smoothing"),
-    (lambda r: not r.trains_classifier, "the method trains no classifier", "objective.head_weight_decay"),
-)
-"""The same of a method that takes steps."""
+    Args:
+        row: of hyper-parameters.
+        own: settings of the method.
+        method: it.
+    """
+    terms = {"well", "ill"} & method.weights.keys()
+    balanced, of_ill = bool(row["balance"] and terms), "objective.balance_multiplier_ill"
+    replaced = [f"lambda_{term}" for term in terms if own.get(f"lambda_{term}") not in (None, row[f"lambda_{term}"])]
+    return [
+        *((term not in terms, f"the method has no R_{term}", f"objective.lambda_{term}") for term in ("well", "ill")),
+        *((balanced, BALANCED, f"objective.lambda_{term} method.lambda_{term}") for term in terms),
+        *((not balanced, f"method.{name} replaces it", f"objective.{name}") for name in replaced),
+        (not terms, "the method has no λ", "objective.balance"),
+        (not balanced, "no λ is balanced", "objective.balance_multiplier objective.balance_every"),
+        (not balanced or "ill" not in terms, "no λ_H is balanced", of_ill),
+        (not method.takes_loss, "the method has no loss", "objective.loss objective.label_smoothing"),
+        (not method.trains_classifier, "the method trains no classifier", "objective.head_weight_decay"),
+    ]
 
 
 def idle_in_pretraining(*, fresh_head: bool, from_file: bool) -> Idle:

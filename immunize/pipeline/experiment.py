@@ -22,7 +22,7 @@ from lightning.pytorch.loggers import Logger
 from immunize.cli import teller
 from immunize.data import ROLES
 from immunize.data.pair import Pair
-from immunize.effects import Run, refuse_idle, told
+from immunize.effects import idle_in_run, refuse_idle, told
 from immunize.errors import CheckpointError, DivergedError, UserError
 from immunize.objective import Objective
 from immunize.pipeline.fit import TRAINING, Fit, Telling, quiet_lightning
@@ -60,7 +60,7 @@ def new_record(settings: dict[str, Any], method: Any, given: Iterable[str] = ())
     if not isinstance(method, Objective):
         raise UserError(f"method._target_ has to make an Objective, it makes a {type(method).__name__}")
     reset_peak_memory()
-    idle = Run(settings, method).idle
+    idle = idle_in_run(settings, method)
     refuse_idle(given, idle)
     return {
         **begun(),
