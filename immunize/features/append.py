@@ -172,11 +172,8 @@ def released_features(model: nn.Module, x: Any, *, head: str | None = None) -> T
         seen.append(args[0] if args else next(iter(kwargs.values())))
 
     classifier = module.head if isinstance(module, AppendedHead) else module
-    handle = classifier.register_forward_pre_hook(read, with_kwargs=True)
-    try:
+    with classifier.register_forward_pre_hook(read, with_kwargs=True):
         model(x)
-    finally:
-        handle.remove()
     if len(seen) != 1:
         raise ValueError(f"one forward pass went through the head {name!r} {len(seen)} times: name the head to read")
     return seen[0]

@@ -16,9 +16,11 @@ Shapes: N images (N, 3, height, width), h (N, ...), features (N, D), C classes.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -218,7 +220,7 @@ class DeepExtractor(nn.Module):
                 given = backbone.eval()(example)
             if given.ndim != 2 or given.shape[1] != head.in_features:
                 raise UserError(f"the backbone gives {tuple(given.shape)}, the head needs (N, {head.in_features})")
-        network = _Classifier({"backbone": backbone, "head": head})
+        network = nn.Sequential(OrderedDict(backbone=backbone, head=head))
         name = name or type(backbone).__name__
         found = cls(network, backbone, head, trainable, name=name, example=example, data_config=data_config)
         if example is not None:  # what a module computes with may be in no weight, and in no module's name
@@ -380,14 +382,6 @@ class DeepExtractor(nn.Module):
         }
 
 
-class _Classifier(nn.ModuleDict):
-    """A backbone and its head as one network, from inputs to logits."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self["head"](self["backbone"](inputs))
-        return logits
-
-
 EVERYTHING = ["*"]
 """The only `trainable` that may match every parameter: it says so on purpose."""
 
@@ -472,14 +466,11 @@ def features_at(
         UserError: an output that is not one tensor with N rows, or a module that was not called once.
     """
     seen: dict[str, list[Tensor]] = {name: [] for name in depths}
-    known, handles = working_modules(net.tail) if depths else {}, []
-    try:
+    known = working_modules(net.tail) if depths else {}
+    with contextlib.ExitStack() as hooks:
         for name, outputs in seen.items():
-            handles.append(known[name].register_forward_hook(partial(_keep, outputs)))
+            hooks.enter_context(known[name].register_forward_hook(partial(_keep, outputs)))
         features = net.features(h, parameters)
-    finally:
-        for handle in handles:
-            handle.remove()
     channels = stages_of(net.network)
     return [features, *(_rows(name, outputs, len(h), channels.get(name)) for name, outputs in seen.items())]
 

@@ -5,6 +5,7 @@ Shapes: N images.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,15 +100,11 @@ def _record(net: nn.Module, x: Tensor, wanted: set[int]) -> tuple[list[Call], Te
         if isinstance(output, Tensor):
             call.shape, call.dtype = output.shape, output.dtype
 
-    handles = []
-    try:
+    with contextlib.ExitStack() as hooks, torch.no_grad():
         for module in net.modules():
-            handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
-        with torch.no_grad():
-            output = net(x)
-    finally:
-        for handle in handles:
-            handle.remove()
+            hooks.enter_context(module.register_forward_pre_hook(enter))
+            hooks.enter_context(module.register_forward_hook(leave))
+        output = net(x)
     if not isinstance(output, Tensor):
         raise NoBoundaryError("the network does not return one tensor")
     return calls, output, inputs

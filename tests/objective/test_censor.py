@@ -82,7 +82,7 @@ def test_outputs_at_depths_are_those_of_the_modules() -> None:
     h = net.trunk(ref.gaussian(4, 6, seed=1))
     features, inner = features_at(net, h, ["2.0"])
     torch.testing.assert_close(features, net.features(h))
-    torch.testing.assert_close(inner, net.network["backbone"][2][0](h))
+    torch.testing.assert_close(inner, net.network.backbone[2][0](h))
     for unknown in ("0", "2.7", ""):
         with pytest.raises(UserError, match=rf"no module '{unknown}'.*2\.0"):
             Censor(depths=[unknown]).prepare(net, [torch.arange(4) % 2], list)

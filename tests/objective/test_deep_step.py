@@ -35,7 +35,7 @@ def make_step(n: int = 8, net: DeepExtractor | None = None) -> DeepStep:
 
 
 def features_by_hand(step: DeepStep, role: str) -> Tensor:
-    inner, last = step.net.network["backbone"][2:]  # type: ignore[index,misc]
+    inner, last = step.net.network.backbone[2:]  # type: ignore[index,misc]
     h = (step.pretrain if role == "pretrain" else step.harmful).h.to(last.weight.dtype)
     return torch.tanh(h @ inner[0].weight.T + inner[0].bias) @ last.weight.T + last.bias
 

@@ -38,10 +38,10 @@ ATTACKS = {
 
 
 class Whole(Released):
-    """For a network that is not timm's: body and head in a dictionary."""
+    """For a network that is not timm's: the body alone, without a layer in the place of its head."""
 
     def whole(self) -> nn.Module:
-        return copy.deepcopy(self.net.network["backbone"]).requires_grad_(True).eval()
+        return copy.deepcopy(self.net.network.backbone).requires_grad_(True).eval()
 
 
 @functools.cache
