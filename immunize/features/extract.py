@@ -218,12 +218,9 @@ def _compute(
     done, limit = 0, count
     for images, labels in loader:
         y[done : done + len(labels)] = labels
-        waiting = [images]
-        while waiting:
-            rows = waiting.pop()
-            if len(rows) > limit:
-                waiting += reversed(rows.split(limit))
-                continue
+        waiting = images
+        while len(waiting):
+            rows = waiting[:limit]
             try:
                 with torch.no_grad():
                     output = function(rows.to(device)).to("cpu", dtype)
@@ -236,12 +233,11 @@ def _compute(
                 torch.cuda.empty_cache()
                 limit = len(rows) // 2
                 logger.warning("out of memory on %s: going on with batches of %d", device, limit)
-                waiting.append(rows)
                 continue
             if x is None:
                 x = torch.empty((count, *output.shape[1:]), dtype=dtype)
-            x[done : done + len(output)] = output
-            done += len(output)
+            x[done : done + len(rows)] = output
+            done, waiting = done + len(rows), waiting[limit:]
     assert x is not None
     return Features(x, y)
 
@@ -307,10 +303,6 @@ class Once(nn.Module):
             return self._compute(images)
         keys = [_digest(image) for image in images]
         new = {key: index for index, key in enumerate(keys) if key not in self._kept}
-        if len(new) == len(keys):
-            h = self._compute(images)
-            self._keep(dict(zip(keys, h, strict=True)))
-            return h
         rows = {key: self._kept[key] for key in keys if key not in new}
         if new:
             computed = dict(zip(new, self._compute(images[list(new.values())]), strict=True))
