@@ -256,10 +256,8 @@ class _Run(Candidate):
         self.meter.resume()
         while self.step < last and self.best < PERFECT and not self.meter.diverged:
             self.set_rates()
-            rows = next(self.batches)
             self.net.train(self.task.attack.batch_statistics)
-            everything = np.arange(len(self.task.y))
-            loss = self.task.loss(self.net, everything if isinstance(rows, slice) else rows.numpy(), self.step)
+            loss = self.task.loss(self.net, next(self.batches).numpy(), self.step)
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()

@@ -27,7 +27,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -152,22 +152,17 @@ class Candidate:
                 group["lr"] = rate * left
 
 
-def batches(n_rows: int, size: int, seed: int) -> Iterator[Tensor | slice]:
-    """Endless shuffled mini-batches; the incomplete last one of a pass is left out. All rows where they fit.
+def batches(n_rows: int, size: int, seed: int) -> Iterator[Tensor]:
+    """Numbers of rows in endless shuffled mini-batches; the incomplete last one of a pass is left out.
 
     Args:
         n_rows: N.
-        size: B.
+        size: B; where it is all rows they come in their own order.
         seed: of the orders.
     """
-    if size >= n_rows:
-        return repeat(slice(None))
-    return _shuffled(n_rows, size, torch.Generator().manual_seed(seed))
-
-
-def _shuffled(n_rows: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
     while True:
-        order = torch.randperm(n_rows, generator=generator)
+        order = torch.randperm(n_rows, generator=generator) if size < n_rows else torch.arange(n_rows)
         yield from torch.split(order[: n_rows - n_rows % size], size)
 
 
@@ -232,17 +227,16 @@ class _Head(Candidate):
         length: see `Candidate`.
         last: steps of the whole run.
         meter: see `Candidate`.
+
+    Attributes:
+        looks: steps at which it is looked at, the last one among them.
     """
 
     def __init__(self, group: dict[str, Any], length: int | None, last: int, meter: Meter) -> None:
         super().__init__([group], group["lr"], length, meter)
         self.group = group
         self.parameters: list[nn.Parameter] = group["params"]
-        self.last, self._looks = last, look_steps(last)
-
-    def next_look(self, limit: int) -> int:
-        """The step at which it is looked at next, `limit` at the latest; none lies ahead if it is there already."""
-        return next((look for look in self._looks if self.step < look < limit), min(limit, self.last))
+        self.last, self.looks = last, look_steps(last)
 
 
 class Lockstep:
@@ -279,25 +273,21 @@ class Lockstep:
             heads: of `candidates`; the others stay where they are.
             to: looked at as well.
         """
-        walk, step = _Walk(self.task), 0
-        while ahead := [head for head in heads if head.step < min(to, head.last) and not head.meter.over]:
-            live = [head for head in ahead if head.step == step]
-            joining = min((head.step for head in ahead if head.step > step), default=to)
-            stop = min([joining, *(head.next_look(to) for head in live)])
-            due = [head for head in live if head.next_look(to) == stop]
-            self._train(walk, live, stop - step)
-            step = stop
-            self._look(walk, due)
+        walk = _Walk(self.task)
+        stops = {0, to, *(head.step for head in heads), *(look for head in heads for look in head.looks)}
+        for step, stop in pairwise(sorted(stop for stop in stops if stop <= to)):
+            live = [head for head in heads if head.step == step < head.last and not head.meter.over]
+            if live:
+                walk.skip_to(step)
+                self._train(walk, live, stop - step)
+                self._look(walk, [head for head in live if stop == to or stop in head.looks])
 
     def _train(self, walk: _Walk, live: Sequence[_Head], steps: int) -> None:
         started = time.perf_counter()
         self._optimizer.param_groups = [head.group for head in live]  # an idle one costs as much as a small one
         stacked = _stacked(live)
         for _ in range(steps):
-            if live:
-                self._update(live, self.task.gradients(stacked, *walk.next()))
-            else:
-                walk.skip()
+            self._update(live, self.task.gradients(stacked, *walk.next()))
         seconds = time.perf_counter() - started
         for head in live:
             head.meter.charge(head.step, seconds / len(live))
@@ -328,21 +318,20 @@ class _Walk:
         self.task = task
         self._batches = batches(len(task.x), task.batch, task.seed)
         self._statistics = statistics(task.attack.head, task.data.n_features).to(task.dtype)
+        self._step = 0
 
     @torch.no_grad()
     def next(self) -> tuple[Tensor, Tensor]:
         """The next mini-batch, (B, D) and targets."""
-        rows, x, y = next(self._batches), self.task.x, self.task.y
+        rows = next(self._batches)
         self._statistics.train()
-        if isinstance(rows, Tensor):
-            x, y = x.index_select(0, rows), y.index_select(0, rows)  # half the time of indexing
+        self._step += 1
+        x, y = (of.index_select(0, rows) for of in (self.task.x, self.task.y))  # half the time of indexing
         return self._statistics(x), y
 
-    def skip(self) -> None:
-        """Pass over the next mini-batch, of which the statistics are taken if there are any."""
-        if isinstance(self._statistics, nn.Identity):
-            next(self._batches)
-        else:
+    def skip_to(self, step: int) -> None:
+        """Pass over mini-batches up to this step, of which the statistics are taken if there are any."""
+        while self._step < step:
             self.next()
 
     def measured(self) -> list[Tensor]:
