@@ -24,8 +24,9 @@ from immunize.evaluation import Verdicts, verdicts_of
 from immunize.evaluation.deep import Rows
 from immunize.evaluation.ratios import PooledRatio, block_grams, generator, gram, pooled_ratios
 from immunize.evaluation.separability import separability
-from immunize.features import OF_NETWORKS, DeepExtractor, Features, refuse_precondition
-from immunize.features.extract import Once, device_of
+from immunize.features.deep import DeepExtractor
+from immunize.features.extract import Features, Once, device_of
+from immunize.features.linear import OF_NETWORKS, refuse_precondition
 from immunize.features.loaders import (
     Batches,
     Loader,

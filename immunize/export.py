@@ -50,8 +50,7 @@ def run(folder: Path, *, out: Path | None = None, overwrite: bool = False) -> Pa
     out = folder / EXPORT if out is None else out
     if (out / WEIGHTS).exists() and not overwrite:
         raise UserError(f"{out} already holds {WEIGHTS}; choose another folder with out=<folder> or set overwrite=true")
-    from immunize.features import load_weights, save_weights
-    from immunize.features.weights import build_network, network_arguments
+    from immunize.features.weights import build_network, load_weights, network_arguments, save_weights
 
     state = load_weights(folder / CHECKPOINT)
     if mapped := [name for name in state if f".{name}".endswith(".map.weight")]:

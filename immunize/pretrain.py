@@ -90,7 +90,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     from lightning.pytorch import seed_everything
 
     from immunize.data.images.pair import without_aside
-    from immunize.features import save_weights
+    from immunize.features.weights import save_weights
     from immunize.pipeline.assemble import as_extractor, theta_0_facts
     from immunize.pipeline.fit import TRAINING
 

@@ -27,7 +27,7 @@ import immunize
 from immunize import api
 from immunize.errors import UserError
 from immunize.evaluation.separability import separability
-from immunize.features import DeepExtractor
+from immunize.features.deep import DeepExtractor
 from immunize.features.extract import SHARE, Once
 from immunize.features.loaders import Batches, TrainedOn, features_of, set_aside
 from immunize.objective.ours import Ours

@@ -20,8 +20,8 @@ from immunize.attack import FEATURES, assemble
 from immunize.attack_grid.run import RESULTS
 from immunize.errors import CheckpointError, UserError
 from immunize.evaluation.attacks import Attack, AttackData, Budget, ImagesAlone, Ridge, StageProbes
-from immunize.features import load_weights, save_weights
 from immunize.features.append import MAP_OFF
+from immunize.features.weights import load_weights, save_weights
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD, read_record, whole_config
 from immunize.report.attacks.one_run import not_tried
 from immunize.report.card import card_of, card_text

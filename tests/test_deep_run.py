@@ -19,8 +19,11 @@ from torch import nn
 
 from immunize import evaluate, train
 from immunize.errors import CheckpointError, UserError
-from immunize.features import AppendedHead, DeepExtractor, Features, append_map, extract, save_weights
+from immunize.features.append import AppendedHead, append_map
 from immunize.features.boundary import Trunk
+from immunize.features.deep import DeepExtractor
+from immunize.features.extract import Features, extract
+from immunize.features.weights import save_weights
 from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.pipeline.features import Measured, mapped
 from immunize.pipeline.fit import TRAINING

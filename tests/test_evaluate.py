@@ -14,7 +14,7 @@ import torch
 from immunize import evaluate, threads, train
 from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.errors import CheckpointError, MissingDataError
-from immunize.features import load_weights, save_weights
+from immunize.features.weights import load_weights, save_weights
 from immunize.pipeline.linear import LinearModel
 from immunize.records import CHECKPOINT, RECORD, read_record
 from tests.commands import Called

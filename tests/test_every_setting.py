@@ -32,7 +32,8 @@ from immunize.errors import UserError
 from immunize.evaluation.attacks import scoring
 from immunize.evaluation.attacks.protocol import Array, AttackData, Rows
 from immunize.evaluation.attacks.scoring import shares
-from immunize.features import DeepExtractor, load_weights
+from immunize.features.deep import DeepExtractor
+from immunize.features.weights import load_weights
 from immunize.instantiate import sources_of
 from immunize.pipeline.network import NetworkModel
 from immunize.training import DeepModule

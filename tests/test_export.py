@@ -12,7 +12,8 @@ from safetensors import safe_open
 
 from immunize import export
 from immunize.errors import UserError
-from immunize.features import DeepExtractor, save_weights
+from immunize.features.deep import DeepExtractor
+from immunize.features.weights import save_weights
 from immunize.records import CHECKPOINT, SCHEMA_VERSION, write_record
 from tests.commands import Called
 from tests.features.test_deep import KINDS

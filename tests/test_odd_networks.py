@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import immunize
 from immunize.errors import DivergedError, UserError
-from immunize.features import DeepExtractor
+from immunize.features.deep import DeepExtractor
 from immunize.features.watching import Traced
 from immunize.processes import signals_handled
 from tests.features.test_deep import Net

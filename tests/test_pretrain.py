@@ -20,7 +20,7 @@ from immunize.data.images.image_set import ImageSet
 from immunize.data.images.pair import ImagePair, stream_loader
 from immunize.data.splits import ROLES
 from immunize.errors import UserError
-from immunize.features import load_weights
+from immunize.features.weights import load_weights
 from immunize.objective import task_loss
 from immunize.pipeline.assemble import new_trainer
 from immunize.pipeline.fit import TRAINING

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from experiments.bench.machine import show, write_csv
-from immunize.features import DeepExtractor
+from immunize.features.deep import DeepExtractor
 from immunize.objective import task_loss
 from immunize.objective.ours import Ours
 from immunize.spectrum.regularizers import r_ill_of_features, r_well_of_features

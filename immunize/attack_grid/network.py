@@ -34,16 +34,10 @@ from immunize.data.images.source import ImageSource, as_image_source
 from immunize.errors import CheckpointError, DataError, MissingDataError
 from immunize.evaluation.attacks import AttackData, Rows
 from immunize.evaluation.attacks.network import Inputs, Network, flops_of
-from immunize.features import (
-    DeepExtractor,
-    Features,
-    Released,
-    StageOutputs,
-    extract,
-    load_weights,
-    released_network,
-    state_digest,
-)
+from immunize.features.append import Released, StageOutputs, released_network
+from immunize.features.deep import DeepExtractor
+from immunize.features.extract import Features, extract
+from immunize.features.weights import load_weights, state_digest
 from immunize.pipeline.assemble import as_extractor
 
 BATCH_SIZE = 256

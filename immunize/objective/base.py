@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from immunize.features import DeepExtractor, Precondition, SpectralView
+from immunize.features.deep import DeepExtractor
+from immunize.features.linear import Precondition, SpectralView
 from immunize.objective.ranks import mean_over_ranks
 from immunize.spectrum.regularizers import kappa_of_features, r_ill_of_features, r_well_of_features
 

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from immunize.errors import UserError
-from immunize.features import DeepExtractor
-from immunize.features.deep import check_depths
+from immunize.features.deep import DeepExtractor, check_depths
 from immunize.objective.attacker import Attacker, attack, thirds
 from immunize.objective.base import Labelled, Objective, Step, check_weight
 from immunize.objective.deep import DeepStep

@@ -19,15 +19,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from immunize.features import (
+from immunize.features.deep import DeepExtractor, features_at
+from immunize.features.linear import (
     OF_NETWORKS,
-    DeepExtractor,
     Precondition,
     SpectralView,
     preconditioned_features,
     refuse_precondition,
 )
-from immunize.features.deep import features_at
 from immunize.objective.base import Head, Step, TaskLoss, divergence
 from immunize.objective.ranks import gather_rows, in_order, own_of
 from immunize.spectrum.condition import default_tolerance

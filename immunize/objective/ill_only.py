@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from immunize.features import Precondition
+from immunize.features.linear import Precondition
 from immunize.objective.base import Objective, check_weight
 
 

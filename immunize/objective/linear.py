@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from immunize.features import LinearExtractor, Precondition, SpectralView
+from immunize.features.linear import LinearExtractor, Precondition, SpectralView
 from immunize.objective.base import Head, Step, TaskLoss
 from immunize.spectrum.condition import default_tolerance
 

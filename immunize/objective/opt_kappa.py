@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from immunize.features import Precondition
+from immunize.features.linear import Precondition
 from immunize.objective.base import Objective, Step, kappa_term
 
 

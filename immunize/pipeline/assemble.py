@@ -25,7 +25,8 @@ from immunize.data.pair import Pair, PairedData
 from immunize.data.splits import ROLES
 from immunize.errors import UserError
 from immunize.evaluation import EvaluationSettings
-from immunize.features import DeepExtractor, state_digest
+from immunize.features.deep import DeepExtractor
+from immunize.features.weights import state_digest
 from immunize.instantiate import NOT_ARGUMENTS, build, sources_of
 from immunize.objective import Objective, task_loss
 from immunize.pipeline.experiment import Experiment, Model

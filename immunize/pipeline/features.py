@@ -22,7 +22,9 @@ from immunize.data.images.source import rows_of_sets
 from immunize.errors import UserError
 from immunize.evaluation import check_group_size
 from immunize.evaluation.deep import PARTS
-from immunize.features import AppendedHead, DeepExtractor, Features, append_map
+from immunize.features.append import AppendedHead, append_map
+from immunize.features.deep import DeepExtractor
+from immunize.features.extract import Features
 from immunize.objective import Head, Objective, world_size
 from immunize.objective.erase import distilled
 from immunize.spectrum.condition import check_varying

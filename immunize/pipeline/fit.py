@@ -24,7 +24,7 @@ from torch import Tensor, cuda, nn
 from immunize.data.images.pair import random_state
 from immunize.data.pair import Pair
 from immunize.errors import DivergedError, UserError
-from immunize.features import AppendedHead
+from immunize.features.append import AppendedHead
 from immunize.objective import Objective, TaskLoss
 from immunize.schemas import ObjectiveConfig
 from immunize.training import ImmunizationModule

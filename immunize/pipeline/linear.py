@@ -22,7 +22,7 @@ from immunize.data import Role
 from immunize.data.pair import PairedData
 from immunize.errors import CheckpointError, UserError
 from immunize.evaluation import evaluate_part, part_numbers
-from immunize.features import LinearExtractor
+from immunize.features.linear import LinearExtractor
 from immunize.instantiate import check_loss
 from immunize.memoize import give_back_memory
 from immunize.objective import Objective, new_head

@@ -28,16 +28,10 @@ from immunize.data.images.pair import ImagePair
 from immunize.errors import CheckpointError, DivergedError, UserError
 from immunize.evaluation import EvaluationSettings, evaluate_deep
 from immunize.evaluation.deep import PARTS
-from immunize.features import (
-    DeepExtractor,
-    Features,
-    cached_trunk,
-    extract,
-    load_weights,
-    released_network,
-    save_weights,
-)
-from immunize.features.extract import cache_place
+from immunize.features.append import released_network
+from immunize.features.deep import DeepExtractor
+from immunize.features.extract import Features, cache_place, cached_trunk, extract
+from immunize.features.weights import load_weights, save_weights
 from immunize.objective import Head, Objective, world_size
 from immunize.objective.deep import without_spectrum
 from immunize.pipeline.features import (

@@ -23,8 +23,8 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from immunize.data import Parts, Role
 from immunize.errors import DivergedError, UserError
-from immunize.features import LinearExtractor
 from immunize.features.deep import DeepExtractor
+from immunize.features.linear import LinearExtractor
 from immunize.objective import (
     DeepSide,
     DeepStep,

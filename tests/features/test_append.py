@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from immunize.errors import CheckpointError
-from immunize.features import (
+from immunize.features.append import (
+    MAP_OFF,
     AppendedHead,
     Released,
     StageOutputs,
@@ -23,7 +24,6 @@ from immunize.features import (
     released_features,
     released_network,
 )
-from immunize.features.append import MAP_OFF
 from tests import reference as ref
 from tests.features.test_deep import KINDS, Net, build, images, settled
 

@@ -14,9 +14,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from immunize.errors import CheckpointError, UserError
-from immunize.features import DeepExtractor
 from immunize.features.boundary import NoBoundaryError, Tail, Trunk, split_network
-from immunize.features.deep import features_at, matching_parameters
+from immunize.features.deep import DeepExtractor, features_at, matching_parameters
 from immunize.instantiate import NOT_ARGUMENTS
 from immunize.instantiate import build as instantiated
 from tests.composing import compose_config

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from immunize.errors import UserError
-from immunize.features import DeepExtractor, cached_trunk, extract
-from immunize.features.extract import Once
+from immunize.features.deep import DeepExtractor
+from immunize.features.extract import Once, cached_trunk, extract
 from tests.features.test_deep import build, images
 from tests.reference import gaussian
 

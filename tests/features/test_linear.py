@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.features import LinearExtractor, Precondition, preconditioned_linear
-from immunize.features.linear import OF_LINEAR, Initialization
+from immunize.features.linear import OF_LINEAR, Initialization, LinearExtractor, Precondition, preconditioned_linear
 from immunize.spectrum.condition import condition_number, spectrum_of
 from immunize.spectrum.regularizers import r_ill_of_features, r_well_of_features
 from tests import reference as ref

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from immunize.errors import UserError
-from immunize.features import add_lora
-from immunize.features.lora import LoraLayer
+from immunize.features.lora import LoraLayer, add_lora
 from tests.features.test_deep import KINDS, build, images
 
 

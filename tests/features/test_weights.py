@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from immunize.errors import CheckpointError, UserError
-from immunize.features import DeepExtractor, load_weights, save_weights, state_digest
 from immunize.features import weights as hub
-from immunize.features.weights import build_network
+from immunize.features.deep import DeepExtractor
+from immunize.features.weights import build_network, load_weights, save_weights, state_digest
 
 SMALL = {"channels": [8, 8, 16, 16]}
 

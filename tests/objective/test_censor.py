@@ -15,8 +15,7 @@ import immunize
 from immunize.data import ROLES
 from immunize.data.digits import FiveDigits
 from immunize.errors import UserError
-from immunize.features import DeepExtractor
-from immunize.features.deep import features_at
+from immunize.features.deep import DeepExtractor, features_at
 from immunize.features.extract import Features
 from immunize.objective import DeepSide, DeepStep
 from immunize.objective.attacker import thirds

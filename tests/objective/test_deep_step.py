@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from immunize.features import DeepExtractor
+from immunize.features.deep import DeepExtractor
 from immunize.features.linear import RIDGE, preconditioned_features
 from immunize.objective import DeepSide, DeepStep, ranks, task_loss
 from immunize.objective.ill_only import IllOnly

@@ -14,7 +14,7 @@ from torch import Tensor
 from immunize import evaluate, train
 from immunize.data.digits import FiveDigits
 from immunize.data.housing import Housing
-from immunize.features import load_weights
+from immunize.features.weights import load_weights
 from immunize.objective import Head
 from immunize.objective.erase import Erase, distilled
 from immunize.records import CHECKPOINT

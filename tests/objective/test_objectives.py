@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from immunize.config import config_dir
 from immunize.data import ROLES
-from immunize.features import LinearExtractor
+from immunize.features.linear import LinearExtractor
 from immunize.objective import LinearStep, Objective, Side, Step, new_head, task_loss
 from immunize.objective.base import Head, check_weight, ill_term, kappa_term
 from immunize.objective.censor import Censor

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from immunize.features import DeepExtractor
+from immunize.features.deep import DeepExtractor
 from immunize.objective import DeepSide, DeepStep, task_loss
 from tests import reference as ref
 

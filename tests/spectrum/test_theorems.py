@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from immunize.features import preconditioned_linear
+from immunize.features.linear import preconditioned_linear
 from immunize.spectrum.condition import condition_number, spectrum_of
 from immunize.spectrum.regularizers import (
     ill_step_bound,

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from immunize.features import LinearExtractor
+from immunize.features.linear import LinearExtractor
 from immunize.objective import Objective, Step
 from tests import reference as ref
 from tests.composing import D

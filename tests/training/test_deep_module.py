@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from immunize.data import ROLES
 from immunize.data.images.pair import StreamSampler, stream_loader
 from immunize.errors import DivergedError
-from immunize.features import DeepExtractor
+from immunize.features.deep import DeepExtractor
 from immunize.objective import task_loss
 from immunize.objective.ill_only import IllOnly
 from immunize.objective.imma import Imma

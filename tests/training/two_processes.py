@@ -16,7 +16,9 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from immunize.data import ROLES
-from immunize.features import DeepExtractor, Features, preconditioned_features
+from immunize.features.deep import DeepExtractor
+from immunize.features.extract import Features
+from immunize.features.linear import preconditioned_features
 from immunize.objective import Objective, deep, gather_rows, task_loss
 from immunize.objective.censor import Censor
 from immunize.objective.contract import Contract

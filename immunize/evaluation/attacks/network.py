@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from immunize.evaluation.attacks.curves import Cost
-from immunize.features import StageOutputs
+from immunize.features.append import StageOutputs
 
 Numbers = npt.NDArray[np.int64]
 """Positions of images in their data set, (B,)."""

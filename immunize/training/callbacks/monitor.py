@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from immunize.data import ROLES, Part, Parts, Role
 from immunize.errors import DivergedError
-from immunize.features import DeepExtractor
+from immunize.features.deep import DeepExtractor
 from immunize.spectrum.condition import ACCURACY_SLACK, Spectrum, check_varying, immunization_ratio, spectrum_of
 from immunize.spectrum.ranges import spectrum_of_map
 from immunize.spectrum.regularizers import r_ill_of_spectrum, r_well_of_spectrum

@@ -21,7 +21,8 @@ from immunize.evaluation.attacks.curves import best_so_far
 from immunize.evaluation.attacks.grid import Entry, attack_all
 from immunize.evaluation.attacks.least_squares import probed_head
 from immunize.evaluation.attacks.network import Inputs, Network
-from immunize.features import DeepExtractor, Released
+from immunize.features.append import Released
+from immunize.features.deep import DeepExtractor
 from tests.evaluation.attacks.making import Memory
 
 N, C = 120, 2
