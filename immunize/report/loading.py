@@ -15,6 +15,7 @@ import gzip
 import io
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -88,14 +89,17 @@ def _taken(folder: Path, records: list[dict[str, Any]], statuses: Container[str]
 
 
 def _every(folder: Path) -> list[dict[str, Any]]:
-    """Of any status; where results of attacks lie beside runs in a folder, those of the runs."""
+    """Of any status: runs below a folder, then others that were collected there; results of attacks where none is."""
     collected = folder if folder.name.endswith(RESULTS) else folder / RESULTS
     found = [(collected, record) for record in read_results(collected)] if collected.is_file() else []
-    if folder != collected and all("subject" in record for _, record in found):
+    if folder != collected:
         own = _own_runs(folder)
         runs = [(path, read_file(path)) for path in sorted(folder.rglob(RECORD))]
         runs = [(path, run) for path, run in runs if not _of_pretraining(run)]
-        found = [(path, run) for path, run in runs if own is None or run.get("config_hash") in own] or found
+        runs = [(path, run) for path, run in runs if own is None or run.get("config_hash") in own]
+        known = {run.get("config_hash") for _, run in runs}
+        others = [(path, run) for path, run in found if "subject" not in run and run.get("config_hash") not in known]
+        found = runs + others or found
     for path, record in found:
         _check(record, path, *_RUN)
     return [record for _, record in found]
@@ -319,7 +323,8 @@ def _kept(record: Mapping[str, Any]) -> Record:
     kept = {key: value for key, value in record.items() if key not in _LEFT_OUT}
     root = kept.get("config", {}).get("data_root")
     if isinstance(root, str) and len(root) > 1 and "/" in root:
-        kept = json.loads(json.dumps(kept).replace(json.dumps(root)[1:-1], _DATA_ROOT))
+        folder = rf"(?<![\w.-]){re.escape(json.dumps(root)[1:-1])}(?![\w.-])"  # not the beginning of another name
+        kept = json.loads(re.sub(folder, _DATA_ROOT, json.dumps(kept)))
     return kept
 
 

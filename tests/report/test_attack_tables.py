@@ -240,6 +240,8 @@ def test_a_table_is_made_in_pieces(attack: Record, tmp_path: Path) -> None:
     assert load_attacks(out) == [collected(second), collected(again)]
     report_attacks(tmp_path / "second", out)
     assert [record["method"] for record in load_attacks(out)] == ["none"]
+    write(first, out / "later")
+    assert load_attacks(out) == [collected(second), collected(first)]
 
 
 def test_only_a_written_table_keeps_runs(tmp_path: Path, called: Called) -> None:

@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import math
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,21 @@ def test_records_come_back_whole_and_again_to_the_same_bytes(base: Record, tmp_p
     assert (tmp_path / RESULTS).read_bytes() == first
 
 
+def test_results_beside_runs_hide_none_that_came_later(base: Record, tmp_path: Path) -> None:
+    records = [record | {"config_hash": f"{at}"} for at, record in enumerate(making.table1_records(base)[:3])]
+    write_results(load_records(making.written(records[:2], tmp_path)), tmp_path)
+    assert by_id(load_records(making.written(records, tmp_path))) == by_id(records)
+    shutil.rmtree(tmp_path / "run0000")
+    assert by_id(load_records(tmp_path)) == by_id([bare(records[0]), *records[1:]])
+
+
 def test_the_data_folder_is_not_told_and_the_hash_stays(base: Record, tmp_path: Path) -> None:
     root = "/somewhere/private"
     base["config"] |= {"data_root": root, "harmful": base["config"]["harmful"] | {"root": root}}
-    base["command"] = f"python -m immunize.train data_root={root}"
+    base["command"] = f"python -m immunize.train data_root={root} deep.cache_dir={root}_cache"
     write_results([base], tmp_path)
-    assert root.encode() not in gzip.decompress((tmp_path / RESULTS).read_bytes())
+    assert gzip.decompress((tmp_path / RESULTS).read_bytes()).count(root.encode()) == 1
+    assert load_records(tmp_path)[0]["command"].endswith(f" data_root=<data_root> deep.cache_dir={root}_cache")
     assert config_hash(load_records(tmp_path)[0]["config"]) == config_hash(base["config"])
 
 

@@ -55,25 +55,27 @@ REPAIRS = ("T3", "T5")
 
 
 def load_attacks(folder: Path) -> list[Record]:
-    """Every `attack_record.json` below a folder, or the lines of its `results.csv.gz`, by data, model, method, seed.
+    """Every `attack_record.json` below a folder, and what its `results.csv.gz` has of other runs.
+
+    Returns:
+        by data, model, method and seed.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: a file is not the attack record of a run, or records are of different schema versions, or of an
             unknown one.
     """
-    if (folder / RESULTS).is_file():
-        return sorted(load_records(folder / RESULTS), key=run_of)
     records = []
     for path in sorted(folder.rglob(ATTACK_RECORD)):
         try:
             records.append(collected(read_file(path, "an attack record")))
         except KeyError as error:
             raise ValueError(f"{path} is not the attack record of a run: it has no {error}") from None
-    if not records:
+    earlier = load_records(folder / RESULTS) if (folder / RESULTS).is_file() else []
+    if not (found := with_earlier(records, earlier)):
         raise FileNotFoundError(f"{folder} holds no {ATTACK_RECORD}: attack its runs first, python -m immunize.attack")
-    check_versions(records, folder)
-    return sorted(records, key=run_of)
+    check_versions(found, folder)
+    return found
 
 
 def with_earlier(records: Sequence[Record], earlier: Sequence[Record]) -> list[Record]:
