@@ -117,6 +117,11 @@ def test_hash_is_of_the_images_and_nothing_else(folders: Path) -> None:
 def test_pairs_and_sets_that_cannot_be_are_refused(folders: Path) -> None:
     one, own = {"one": DigitImages("harmful")}, ImageFolder("harmful", folders / "h")
     gone = ImageFolder("harmful", folders / "nowhere")
+    broken = folders / "broken"
+    write_two_splits(broken, classes=["x", "y"], count=3)
+    truncate(broken / "train" / "x" / "000.png", 0.5)
+    write_two_splits(folders / "large", classes=["a", "b"], count=80)
+    sets = {name: ImageFolder("harmful", folders / name) for name in ("large", "broken")}
     same = SeveralSets(one | {"caltech": Caltech101("harmful", root=folders / "h")})
     for made, message in (
         (lambda: ImagePair(Synthetic("pretrain"), own, batch_size=4), "synthetic has no images"),
@@ -126,6 +131,7 @@ def test_pairs_and_sets_that_cannot_be_are_refused(folders: Path) -> None:
         (lambda: SeveralSets(one), r"harmful/sets=\[cars,caltech101\]"),
         (SeveralSets, "there is none"),  # harmful/sets=[] leaves nothing
         (lambda: SeveralSets(one | one, role="pretrain"), "D_P is one"),
+        (SeveralSets(sets).describe, "imagefolder .*1 of 6 images cannot be read"),
         (SeveralSets(one | {"other": gone}).require, r"nowhere.*harmful\.sets\.other\.root"),
     ):
         with pytest.raises(DataError, match=message):
@@ -232,11 +238,12 @@ def test_images_come_set_after_set_with_labels_of_their_own(folders: Path) -> No
 
 
 def test_describe_tells_each_set(folders: Path) -> None:
-    truncate(folders / "h" / "train" / "x" / "003.png", 0.5)
     write_classes(folders / "p" / "train", {"a": 150})
+    truncate(folders / "p" / "train" / "a" / "003.png", 0.5)
     facts: Any = several(folders).describe()
     assert facts["skipped"] == {"fit": 1, "held_out": 0}
-    assert facts["sets"]["h"]["images"] == {"fit": 15, "held_out": 4}
+    assert facts["sets"]["h"]["images"] == {"fit": 16, "held_out": 4}
+    assert facts["sets"]["p"]["images"]["fit"] == 150 + 2 * 12 - 1
     assert facts["sets"]["p"]["classes"] == 3
     assert sum(of["images"]["fit"] for of in facts["sets"].values()) == facts["images"]["fit"]
 

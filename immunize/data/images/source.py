@@ -326,6 +326,13 @@ class SeveralSets(ImageSource):
             JoinedImages({name: splits.held_out for name, splits in stored.items()}),
         )
 
+    @cached_property
+    def _readable(self) -> ImageSplits:
+        """Both splits; each set may lack 1 % of its images and no more, however many the others have."""
+        for source in self._sets.values():
+            _ = source._readable
+        return super()._readable
+
     def describe(self) -> dict[str, object]:
         """Short facts for the record, and under "sets" those of each set."""
         classes = [source.n_classes for source in self._sets.values()]
