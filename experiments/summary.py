@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from immunize.report.attacks.one_run import horizon_cells
 from immunize.report.attacks.records import Group, load_attacks
@@ -40,8 +41,7 @@ HORIZONS: Mapping[str, Mapping[str, tuple[str, Sequence[str | Path]]]] = {
         "all weights": ("full_finetune", ("t4_full_deep", "t4_fresh_caltech101")),
     },
 }
-"""Title to what moves, the attack that moves it for 1,000 steps at up to 10⁻², and folders; a method's runs are in the
-first that has it."""
+"""Title to what moves, the attack that moves it for 1,000 steps at up to 10⁻², and folders."""
 SEEDS = 3
 """Other numbers of runs are told."""
 
@@ -81,22 +81,24 @@ def horizon_table(title: str, sources: Mapping[str, tuple[str, Sequence[str | Pa
 
     Args:
         title: of the table.
-        sources: what moves, to the attack and folders, of the committed ones by their names; the numbers of a method
-            are from the first folder that has it.
+        sources: what moves, to the attack and folders, of the committed ones by their names; a method's run of a
+            seed is that of the first folder that has it.
 
     Raises:
         FileNotFoundError: no record in a folder.
     """
     found: dict[str, dict[str, str]] = {}
     for moved, (attack, names) in sources.items():
-        for folder in (ROOT / name for name in names):
-            runs = Group(folder.name, tuple(load_attacks(folder)))
-            for method in runs.methods:
-                alone = {(task, name): of["horizon"] for (task, _, name), of in runs.by_attack(method).items()}
-                if curves := alone.get(("harmful", attack)):
-                    _, end, _, half, _ = horizon_cells(curves)
-                    runs_told = "" if len(curves) == SEEDS else f" ({len(curves)} run{'s' * (len(curves) > 1)})"
-                    found.setdefault(method, {}).setdefault(moved, f"{end}, {half}{runs_told}")
+        first: dict[tuple[str, int], Any] = {}
+        for record in (record for name in names for record in load_attacks(ROOT / name)):
+            first.setdefault((record["method"], record["seed"]), record)
+        runs = Group(moved, tuple(first.values()))
+        for method in runs.methods:
+            alone = {(task, name): of["horizon"] for (task, _, name), of in runs.by_attack(method).items()}
+            if curves := alone.get(("harmful", attack)):
+                _, end, _, half, _ = horizon_cells(curves)
+                runs_told = "" if len(curves) == SEEDS else f" ({len(curves)} run{'s' * (len(curves) > 1)})"
+                found.setdefault(method, {})[moved] = f"{end}, {half}{runs_told}"
     told = {method: [cells.get(moved, NOTHING) for moved in sources] for method, cells in found.items()}
     rows = [[f"`{method}`", *told[method]] for method in in_order(told.keys())]
     return Table(title, ("method", *sources), rows)

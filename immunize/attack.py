@@ -154,7 +154,7 @@ def measure(
     with cpu_threads(grid.threads):
         target = grid.new_target(features, tell)
         if target.device is None and all(entry.attack.needs == "model" for entry in entries):
-            raise UserError("T4 moves the weights of a network, and a linear model has none: choose other tiers")
+            raise UserError("the attacks that are left need a network, and a linear model is none: choose other tiers")
         found = run_grid(target, entries, store, tell)
     versions = {entry.name: version_of(entry.attack) for entry in entries}
     return {"subject": target.facts, "tasks": found.pop("tasks"), "attack_versions": versions, **found}

@@ -170,7 +170,7 @@ def probe_correlation(features: Tensor, targets: Tensor, rho: float = 1e-2) -> f
 
     Args:
         features: (N, D) float64.
-        targets: as for :func:`in_sample_share`.
+        targets: (N,) class numbers, or one target.
         rho: ρ > 0.
 
     Raises:
