@@ -27,7 +27,8 @@ from torch import Tensor
 from immunize import train
 from immunize.checkpoints import load_checkpoint
 from immunize.config import config_dir, register
-from immunize.data.digits import DigitImages, Digits
+from immunize.data.digits import DIGITS_OF, DigitImages, Digits, embedded_digits, held_out_mask
+from immunize.data.images.source import StoredSplits
 from immunize.data.images.stored import Array, ArrayImages
 from immunize.data.pair import PairedData
 from immunize.objective import Objective
@@ -86,8 +87,15 @@ class FewDigits(Digits):
 
 
 class _FewImages(DigitImages):
-    def _select(self, pixels: Array, digits: Array, rows: Array) -> ArrayImages:
-        return super()._select(pixels, digits, rows & (np.arange(len(rows)) % 3 == 0))
+    def _read(self) -> StoredSplits:
+        digits = embedded_digits()[1]
+        mine, held_out = np.isin(digits, DIGITS_OF[self.role]), held_out_mask(digits)
+
+        def few(images: ArrayImages, of_split: Array) -> ArrayImages:
+            kept = np.flatnonzero(mine & of_split) % 3 == 0
+            return ArrayImages(images.pixels[kept], images.labels[kept], images.classes)
+
+        return StoredSplits(*map(few, super()._read(), (~held_out, held_out)))
 
 
 def compose_config(*overrides: str, primary: str = "train") -> DictConfig:
