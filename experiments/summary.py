@@ -91,7 +91,8 @@ def horizon_table(title: str, sources: Mapping[str, tuple[str, Sequence[str | Pa
     for moved, (attack, names) in sources.items():
         first: dict[tuple[str, int], Any] = {}
         for record in (record for name in names for record in load_attacks(ROOT / name)):
-            first.setdefault((record["method"], record["seed"]), record)
+            if attack in record.get("by_attack", {}).get("harmful", {}).get("immunized", {}):
+                first.setdefault((record["method"], record["seed"]), record)
         runs = Group(moved, tuple(first.values()))
         for method in runs.methods:
             alone = {(task, name): of["horizon"] for (task, _, name), of in runs.by_attack(method).items()}

@@ -84,7 +84,7 @@ def _rules_of_steps(row: Config, own: Config, method: Any) -> list[tuple[bool, s
         own: settings of the method.
         method: it.
     """
-    terms = {"well", "ill"} & method.weights.keys()
+    terms = [term for term in ("well", "ill") if term in method.weights]
     balanced, of_ill = bool(row["balance"] and terms), "objective.balance_multiplier_ill"
     replaced = [f"lambda_{term}" for term in terms if own.get(f"lambda_{term}") not in (None, row[f"lambda_{term}"])]
     return [

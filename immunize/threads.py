@@ -11,6 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
@@ -59,10 +60,10 @@ def available_memory(root: Path = Path("/")) -> int | None:
     Args:
         root: of the file system.
     """
-    lines = (_read(root / "proc/meminfo") or "").splitlines()
-    known = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
-    known += [left for folder in _cgroups(root) if (left := _memory(folder)) is not None]
-    return min(known, default=None)
+    words = (_read(root / "proc/meminfo") or "").split()
+    free = _whole(dict(pairwise(words)).get("MemAvailable:"))
+    left = [None if free is None else 1024 * free, *map(_memory, _cgroups(root))]
+    return min((of for of in left if of is not None), default=None)
 
 
 def threads_in_force(setting: int | None) -> int:
@@ -133,11 +134,13 @@ def _quota(root: Path = Path("/")) -> float:
 
 def _cgroups(root: Path) -> list[Path]:
     """Folders of this process's cgroups and of those around them, as version 1, 2 or both at once lay them out."""
-    told = (line.split(":", 2)[-1] for line in (_read(root / "proc/self/cgroup") or "").splitlines())
-    paths = {PurePosixPath("/", path.lstrip("/")) for path in told} | {PurePosixPath("/")}
-    around = {place for path in paths for place in (path, *path.parents)}
-    mounts = [root / "sys/fs/cgroup" / mount for mount in ("", "unified", "cpu", "cpu,cpuacct", "memory")]
-    return [mount / place.relative_to("/") for mount in mounts for place in sorted(around)]
+    told = [line.split(":", 2)[1:] for line in (_read(root / "proc/self/cgroup") or "").splitlines() if ":" in line]
+    found = []
+    for controllers, *path in ([""], *told):  # of version 2 without a name; every controller of version 1 has a folder
+        place = PurePosixPath("/", *(of.lstrip("/") for of in path))
+        mounts = {controllers, *controllers.split(",")} if controllers else {"", "unified"}
+        found += [root / "sys/fs/cgroup" / at / of.relative_to("/") for at in mounts for of in (place, *place.parents)]
+    return found
 
 
 def _share(folder: Path) -> float | None:
@@ -155,12 +158,12 @@ def _memory(folder: Path) -> int | None:
     told = (_read(folder / "memory.stat") or "").split()
     stat = dict(zip(told[::2], told[1::2], strict=False))
     for limit, usage, caches in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ("memory.max", "memory.current", ("inactive_file", "active_file")),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
     ):
         most, used = _whole(_read(folder / limit)), _whole(_read(folder / usage))
         if most is not None and used is not None:
-            return max(0, most - used + (_whole(stat.get(caches)) or 0))
+            return max(0, most - used + sum(_whole(stat.get(cache)) or 0 for cache in caches))
     return None
 
 

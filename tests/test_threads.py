@@ -96,10 +96,14 @@ def test_a_quota_leaves_so_many_cores(
 GIB = 2**30
 FREE = f"MemTotal: 99999999 kB\nMemAvailable: {8 * 2**20} kB\n"
 LIMIT_1, LIMIT_2 = (
-    {f"{at}{limit}": f"{4 * GIB}\n", f"{at}{used}": f"{3 * GIB}\n", f"{at}memory.stat": f"cache 7\n{caches} {GIB}\n"}
-    for at, limit, used, caches in (
-        ("memory/x/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ("jobs/one/", "memory.max", "memory.current", "inactive_file"),
+    {
+        f"{at}{limit}": f"{4 * GIB}\n",
+        f"{at}{used}": f"{3 * GIB}\n",
+        f"{at}memory.stat": f"cache 7\n{total}inactive_file {GIB}\n{total}active_file 8\n",
+    }
+    for at, limit, used, total in (
+        ("memory/x/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+        ("jobs/one/", "memory.max", "memory.current", ""),
     )
 )
 
@@ -109,11 +113,13 @@ LIMIT_1, LIMIT_2 = (
     [
         ("", FREE, {}, 8 * GIB),
         ("", "nothing of it\n", {}, None),
-        (V2, FREE, LIMIT_2, 2 * GIB),  # what is used for caches of files can be had
-        (V2, "", LIMIT_2, 2 * GIB),
+        ("", "MemAvailable:\n", {}, None),
+        (V2, FREE, LIMIT_2, 2 * GIB + 8),  # what is used for caches of files can be had
+        (V2, "", LIMIT_2, 2 * GIB + 8),
         (V2, FREE, LIMIT_2 | {"jobs/one/memory.max": "max\n"}, 8 * GIB),
         (V2, FREE, LIMIT_2 | {"jobs/one/memory.current": f"{6 * GIB}\n", "jobs/one/memory.stat": "odd"}, 0),
-        (V1, FREE, LIMIT_1, 2 * GIB),
+        (V1, FREE, LIMIT_1, 2 * GIB + 8),
+        ("3:memory:/\n2:cpu:/x\n", FREE, LIMIT_1, 8 * GIB),  # of a group that the process is in for another reason
         (V1, FREE, LIMIT_1 | {"memory/x/memory.limit_in_bytes": "9223372036854771712\n"}, 8 * GIB),  # none
     ],
 )

@@ -303,6 +303,10 @@ class Once(nn.Module):
             return self._compute(images)
         keys = [_digest(image) for image in images]
         new = {key: index for index, key in enumerate(keys) if key not in self._kept}
+        if len(new) == len(keys):
+            h = self._compute(images)
+            self._keep(dict(zip(keys, h, strict=True)))
+            return h
         rows = {key: self._kept[key] for key in keys if key not in new}
         if new:
             computed = dict(zip(new, self._compute(images[list(new.values())]), strict=True))

@@ -146,7 +146,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
     Args:
         path: a file. One that is not called .safetensors may hold the state dict within a dictionary of a training
-            script, and names that start with one of `PREFIXES`.
+            script, and names that start with some of `PREFIXES`.
 
     Raises:
         CheckpointError: it is missing or damaged, holds something else than tensors, or values that are not finite.

@@ -96,10 +96,9 @@ def _every(folder: Path) -> list[dict[str, Any]]:
         own = _own_runs(folder)
         runs = [(path, read_file(path)) for path in sorted(folder.rglob(RECORD))]
         runs = [(path, run) for path, run in runs if not _of_pretraining(run)]
-        runs = [(path, run) for path, run in runs if own is None or run.get("config_hash") in own]
-        known = {run.get("config_hash") for _, run in runs}
-        others = [(path, run) for path, run in found if "subject" not in run and run.get("config_hash") not in known]
-        found = runs + others or found
+        known = {run.get("config_hash") for _, run in runs if run["status"] != "interrupted"}
+        runs += [(path, run) for path, run in found if "subject" not in run and run.get("config_hash") not in known]
+        found = [(path, run) for path, run in runs if own is None or run.get("config_hash") in own] or found
     for path, record in found:
         _check(record, path, *_RUN)
     return [record for _, record in found]
@@ -323,9 +322,18 @@ def _kept(record: Mapping[str, Any]) -> Record:
     kept = {key: value for key, value in record.items() if key not in _LEFT_OUT}
     root = kept.get("config", {}).get("data_root")
     if isinstance(root, str) and len(root) > 1 and "/" in root:
-        folder = rf"(?<![\w.-]){re.escape(json.dumps(root)[1:-1])}(?![\w.-])"  # not the beginning of another name
-        kept = json.loads(re.sub(folder, _DATA_ROOT, json.dumps(kept)))
+        # neither the end of another path nor the beginning of another name
+        folder = re.compile(rf"(?<![\w.-]){re.escape(root.rstrip('/'))}(?![\w-]|\.\w)")
+        kept = _without(folder, kept)
     return kept
+
+
+def _without(folder: re.Pattern[str], value: Any) -> Any:
+    if isinstance(value, str):
+        return folder.sub(_DATA_ROOT, value)
+    if isinstance(value, Mapping):
+        return {key: _without(folder, of) for key, of in value.items()}
+    return [_without(folder, of) for of in value] if isinstance(value, list | tuple) else value
 
 
 def _text(value: Any) -> str:

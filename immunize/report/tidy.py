@@ -89,8 +89,11 @@ def _records(place: Path) -> list[Record]:
     kinds = (RECORD, ATTACK_RECORD) if place.name not in (RECORD, ATTACK_RECORD) else (place.name,)
     place = place.parent if place.name in kinds else place
     runs, attacks = (kind in kinds and next(place.rglob(kind), None) is not None for kind in (RECORD, ATTACK_RECORD))
-    found = load_records(place, EXPERIMENT_STATUSES) if runs or not attacks else []
-    return [*found, *(load_attacks(place) if attacks and not (place / RESULTS).is_file() else [])]
+    collected = (place / RESULTS).is_file()
+    found = load_records(place, EXPERIMENT_STATUSES) if runs or collected or not attacks else []
+    if place.is_dir() and (attacks or any("subject" in record for record in found)):
+        return [*(record for record in found if "subject" not in record), *load_attacks(place)]
+    return found
 
 
 def _identity(record: Record) -> dict[str, Any]:

@@ -126,8 +126,9 @@ def close_loggers(loggers: Iterable[Logger], *, success: bool) -> None:
 def _logged_in() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
-    server = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    names = os.environ.get("NETRC")
     try:
-        return netrc.netrc(os.environ.get("NETRC") or None).authenticators(server) is not None
-    except (OSError, netrc.NetrcParseError):
+        server = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+        return netrc.netrc(os.path.expanduser(names) if names else None).authenticators(server) is not None
+    except (OSError, ValueError, netrc.NetrcParseError):
         return False

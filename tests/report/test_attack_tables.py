@@ -18,7 +18,8 @@ from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import interval_text, verdict_sentence
 from immunize.report.attacks.page import attack_tables, best_figure, horizon_figure, plane_figure, report_attacks
 from immunize.report.attacks.records import CONTROL, THETA_0, Attacks, Group, collected, load_attacks
-from immunize.report.tidy import frame_of
+from immunize.report.loading import write_results
+from immunize.report.tidy import frame, frame_of
 from tests.commands import Called
 from tests.report.making import Record, row, tables_of, with_change
 
@@ -228,7 +229,7 @@ def write(record: Record, folder: Path) -> Path:
     return folder
 
 
-def test_a_table_is_made_in_pieces(attack: Record, tmp_path: Path) -> None:
+def test_a_table_is_made_in_pieces(attack: Record, table1: list[Record], tmp_path: Path) -> None:
     first, again, second = (changed(attack, method, 0) for method in ("ours", "ours", "none"))
     again["seconds"] = first["seconds"] + 1
     out = tmp_path / "out"
@@ -242,6 +243,9 @@ def test_a_table_is_made_in_pieces(attack: Record, tmp_path: Path) -> None:
     assert [record["method"] for record in load_attacks(out)] == ["none"]
     write(first, out / "later")
     assert load_attacks(out) == [collected(second), collected(first)]
+    assert set(frame(out)["method"]) == {"none", "ours"}
+    write_results(table1[:1], tmp_path / "first")  # of runs beside the attack
+    assert load_attacks(tmp_path / "first") == [collected(first)]
 
 
 def test_only_a_written_table_keeps_runs(tmp_path: Path, called: Called) -> None:

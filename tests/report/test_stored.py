@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import immunize.report
 from immunize.config import config_hash
-from immunize.records import ATTACK_RECORD, RECORD, RESULTS, plain
+from immunize.records import ATTACK_RECORD, RECORD, RESULTS, SWEEP, plain
 from immunize.report.loading import load_records, with_infinities, write_results
 from immunize.report.naming import RATIOS
 from immunize.report.runs import EXPERIMENT_STATUSES
@@ -61,15 +61,25 @@ def test_results_beside_runs_hide_none_that_came_later(base: Record, tmp_path: P
     assert by_id(load_records(making.written(records, tmp_path))) == by_id(records)
     shutil.rmtree(tmp_path / "run0000")
     assert by_id(load_records(tmp_path)) == by_id([bare(records[0]), *records[1:]])
+    (tmp_path / "run0001" / RECORD).write_text(json.dumps(records[1] | {"status": "interrupted"}))  # it is done again
+    assert by_id(load_records(tmp_path)) == by_id([*map(bare, records[:2]), records[2]])
+    (tmp_path / SWEEP).write_text(json.dumps({"runs": ["2"]}))
+    assert by_id(load_records(tmp_path)) == by_id(records[2:])
 
 
 def test_the_data_folder_is_not_told_and_the_hash_stays(base: Record, tmp_path: Path) -> None:
     root = "/somewhere/private"
     base["config"] |= {"data_root": root, "harmful": base["config"]["harmful"] | {"root": root}}
-    base["command"] = f"python -m immunize.train data_root={root} deep.cache_dir={root}_cache"
-    write_results([base], tmp_path)
-    assert gzip.decompress((tmp_path / RESULTS).read_bytes()).count(root.encode()) == 1
-    assert load_records(tmp_path)[0]["command"].endswith(f" data_root=<data_root> deep.cache_dir={root}_cache")
+    base["command"] = f"python -m immunize.train data_root={root}"
+    base["notes"] = [f"at {root}, in\n{root}/x and {root}."]
+    base["others"] = [f"{root}_cache", f"{root}.old", f"/mnt{root}"]
+    for folder in (root, f"{root}/"):
+        base["config"]["data_root"] = folder
+        write_results([base], tmp_path)
+        found = load_records(tmp_path)[0]
+        assert found.pop("others") == base["others"]
+        assert root not in json.dumps(found)
+        assert found["notes"] == ["at <data_root>, in\n<data_root>/x and <data_root>."]
     assert config_hash(load_records(tmp_path)[0]["config"]) == config_hash(base["config"])
 
 

@@ -220,6 +220,8 @@ def test_offline_unless_logged_in_or_told_otherwise(tmp_path: Path, monkeypatch:
     (tmp_path / "netrc").unlink()
     (tmp_path / "netrc").mkdir()  # cannot be read
     assert offline()
+    monkeypatch.setenv("WANDB_BASE_URL", "https://[::1")  # is no address
+    assert offline()
     monkeypatch.delenv("NETRC")
     monkeypatch.delenv("WANDB_BASE_URL")
     netrc.write_text("this is not a netrc file\n")

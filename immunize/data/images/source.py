@@ -328,7 +328,7 @@ class SeveralSets(ImageSource):
 
     @cached_property
     def _readable(self) -> ImageSplits:
-        """Both splits; each set may lack 1 % of its images and no more, however many the others have."""
+        """Both splits; each set may lack 1 % of its images and no more, as far as a fast look at its files tells."""
         for source in self._sets.values():
             _ = source._readable
         return super()._readable

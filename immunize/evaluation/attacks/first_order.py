@@ -157,9 +157,10 @@ def batches(n_rows: int, size: int, seed: int) -> Iterator[Tensor]:
 
     Args:
         n_rows: N.
-        size: B; where it is all rows they come in their own order.
+        size: B; where it is all rows or more, all come in their own order.
         seed: of the orders.
     """
+    size = min(size, n_rows)
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.randperm(n_rows, generator=generator) if size < n_rows else torch.arange(n_rows)

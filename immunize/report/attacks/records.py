@@ -71,7 +71,8 @@ def load_attacks(folder: Path) -> list[Record]:
             records.append(collected(read_file(path, "an attack record")))
         except KeyError as error:
             raise ValueError(f"{path} is not the attack record of a run: it has no {error}") from None
-    earlier = load_records(folder / RESULTS) if (folder / RESULTS).is_file() else []
+    there = load_records(folder / RESULTS) if (folder / RESULTS).is_file() else []
+    earlier = [record for record in there if "subject" in record]
     if not (found := with_earlier(records, earlier)):
         raise FileNotFoundError(f"{folder} holds no {ATTACK_RECORD}: attack its runs first, python -m immunize.attack")
     check_versions(found, folder)
