@@ -323,7 +323,7 @@ def _kept(record: Mapping[str, Any]) -> Record:
     root = kept.get("config", {}).get("data_root")
     if isinstance(root, str) and len(root) > 1 and "/" in root:
         # neither the end of another path nor the beginning of another name
-        folder = re.compile(rf"(?<![\w.-]){re.escape(root.rstrip('/'))}(?![\w-]|\.\w)")
+        folder = re.compile(rf"(?<![\w.-]){re.escape(root)}" + ("" if root.endswith("/") else r"(?![\w-]|\.\w)"))
         kept = _without(folder, kept)
     return kept
 
