@@ -35,7 +35,7 @@ HORIZONS: Mapping[str, Mapping[str, tuple[str, Sequence[str | Path]]]] = {
         "all weights": ("full_finetune", ("t4_full_digits_peers", "t4_full_digits", "t4_fresh_digits")),
     },
     "ResNet18 at 64 pixels, Caltech-101": {
-        "last stage": ("last_block", ("t4_small_deep", "t4_small", "t4_peers_deep")),
+        "last stage": ("last_block", ("t4_small_deep", "t4_small", "t4_weights_strong", "t4_peers_deep")),
         "three stages": ("last_block", ("t4_stages_caltech101",)),
         "LoRA": ("lora", ("t4_lora_deep",)),
         "all weights": ("full_finetune", ("t4_full_deep", "t4_fresh_caltech101")),
