@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from immunize.report.attacks.one_run import horizon_cells
-from immunize.report.attacks.records import Group, load_attacks
+from immunize.report.attacks.records import Group, load_attacks, with_earlier
 from immunize.report.loading import load_records
 from immunize.report.naming import in_order
 from immunize.report.published import read_published
@@ -89,11 +89,11 @@ def horizon_table(title: str, sources: Mapping[str, tuple[str, Sequence[str | Pa
     """
     found: dict[str, dict[str, str]] = {}
     for moved, (attack, names) in sources.items():
-        first: dict[tuple[str, int], Any] = {}
-        for record in (record for name in names for record in load_attacks(ROOT / name)):
-            if attack in record.get("by_attack", {}).get("harmful", {}).get("immunized", {}):
-                first.setdefault((record["method"], record["seed"]), record)
-        runs = Group(moved, tuple(first.values()))
+        records: list[Any] = []
+        for name in names:
+            those = (of for of in load_attacks(ROOT / name) if attack in of["by_attack"]["harmful"]["immunized"])
+            records = with_earlier(records, [*those])
+        runs = Group(moved, records)
         for method in runs.methods:
             alone = {(task, name): of["horizon"] for (task, _, name), of in runs.by_attack(method).items()}
             if curves := alone.get(("harmful", attack)):

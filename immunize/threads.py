@@ -155,8 +155,7 @@ def _share(folder: Path) -> float | None:
 
 def _memory(folder: Path) -> int | None:
     """Bytes that a cgroup leaves: its limit less what it uses but for caches of files, by version 2 or version 1."""
-    told = (_read(folder / "memory.stat") or "").split()
-    stat = dict(zip(told[::2], told[1::2], strict=False))
+    stat = dict(pairwise((_read(folder / "memory.stat") or "").split()))
     for limit, usage, caches in (
         ("memory.max", "memory.current", ("inactive_file", "active_file")),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -27,9 +26,9 @@ from torch import Tensor
 from immunize import train
 from immunize.checkpoints import load_checkpoint
 from immunize.config import config_dir, register
-from immunize.data.digits import DIGITS_OF, DigitImages, Digits, embedded_digits, held_out_mask
+from immunize.data.digits import DigitImages, Digits, embedded_digits, five_digits
 from immunize.data.images.source import StoredSplits
-from immunize.data.images.stored import Array, ArrayImages
+from immunize.data.images.stored import ArrayImages
 from immunize.data.pair import PairedData
 from immunize.objective import Objective
 from immunize.pipeline.assemble import assemble, new_trainer
@@ -88,14 +87,13 @@ class FewDigits(Digits):
 
 class _FewImages(DigitImages):
     def _read(self) -> StoredSplits:
-        digits = embedded_digits()[1]
-        mine, held_out = np.isin(digits, DIGITS_OF[self.role]), held_out_mask(digits)
-
-        def few(images: ArrayImages, of_split: Array) -> ArrayImages:
-            kept = np.flatnonzero(mine & of_split) % 3 == 0
-            return ArrayImages(images.pixels[kept], images.labels[kept], images.classes)
-
-        return StoredSplits(*map(few, super()._read(), (~held_out, held_out)))
+        kept = (rows % 3 == 0 for rows, _ in five_digits(self.role, embedded_digits()[1]))
+        return StoredSplits(
+            *(
+                ArrayImages(images.pixels[few], images.labels[few], images.classes)
+                for images, few in zip(super()._read(), kept, strict=True)
+            )
+        )
 
 
 def compose_config(*overrides: str, primary: str = "train") -> DictConfig:
