@@ -39,7 +39,6 @@ from immunize.records import (
     reset_peak_memory,
     write_record,
 )
-from immunize.report import result_rows
 from immunize.threads import cpu_threads, threads_in_force
 from immunize.training.loggers import close_loggers, log_results
 
@@ -128,7 +127,7 @@ def save(record: dict[str, Any], folder: Path, loggers: list[Logger], step: int,
                 norm_ratio_figure(record, drawn)
             numbers, curves = (_of_sets(record, what) for what in (flat_metrics, flat_curves))
             with quiet_lightning():
-                log_results(loggers, numbers, result_rows(record), curves, drawn if drawn.exists() else None, step=step)
+                log_results(loggers, numbers, curves, drawn if drawn.exists() else None, step=step)
         close_loggers(loggers, success=done)
     except (OSError, RuntimeError, ValueError, UserError) as error:
         # A full disk, a logger's server: the run itself is safe.

@@ -15,28 +15,6 @@ from immunize.report.naming import PROTOCOLS, RATIO_HEADS, RATIOS, part_words, r
 from immunize.report.table import Table, short, to_print, to_read, under
 from immunize.report.templates import filled_in
 
-COLUMNS = {
-    "(i) harmful ↑": "ratio_harmful",
-    "(ii) pretrain ↓": "ratio_pretrain",
-    "RIR ↑": "rir",
-    "κ(H_H), identity": "kappa_harmful_baseline",
-    "κ(H_H), θ": "kappa_harmful",
-    "κ(H_P), identity": "kappa_pretrain_baseline",
-    "κ(H_P), θ": "kappa_pretrain",
-}
-"""Headings of a run's numbers, behind the part and the estimator, and what a record calls them."""
-
-
-def result_rows(record: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """Column names, and one row a part and estimator, of networks by groups too; what θ began as stands beside."""
-    rows = [
-        [f"{part}{of}", estimator, *(numbers[key] for key in COLUMNS.values())]
-        for of, kind in {"": "metrics", ", groups": "metrics_groups"}.items()
-        for part, estimators in record.get(kind, {}).items()
-        for estimator, numbers in estimators.items()
-    ]
-    return ["part", "estimator", *COLUMNS], rows
-
 
 def show_record(record: dict[str, Any], console: Console | None = None) -> None:
     """Print the numbers, verdicts and warnings of one run, of each harmful data set by itself."""

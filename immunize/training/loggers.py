@@ -77,18 +77,16 @@ def wandb_logger(project: str, save_dir: str, *, run: Mapping[str, Any] | None =
 def log_results(
     loggers: Iterable[Logger],
     numbers: Mapping[str, float],
-    table: tuple[list[str], list[list[Any]]],
     curves: Mapping[str, tuple[list[int], list[float]]],
     figure: Path | None,
     *,
     step: int,
 ) -> None:
-    """Write the final numbers to every logger; a W&B run also gets the table, the probe's curves and the figure.
+    """Write the final numbers to every logger; a W&B run also gets the probe's curves and the figure.
 
     Args:
         loggers: those of the run.
         numbers: flat names to values.
-        table: column names and rows of the final table.
         curves: name, "<what>/...", to (steps of the probe, values).
         figure: the figure of the curves, PNG; None if none was drawn.
         step: the step they belong to.
@@ -104,10 +102,8 @@ def log_results(
             run.define_metric(name, step_metric="probe_step")
             for probe_step, value in zip(steps, values, strict=True):
                 run.log({"probe_step": probe_step, name: value})
-        columns: list[str | int]
-        columns, rows = list(table[0]), table[1]
         drawn = {} if figure is None else {"figure": wandb.Image(str(figure))}
-        run.log({**numbers, "results": wandb.Table(columns=columns, data=rows), **drawn})
+        run.log({**numbers, **drawn})
 
 
 def close_loggers(loggers: Iterable[Logger], *, success: bool) -> None:
