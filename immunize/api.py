@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.utilities import CombinedLoader
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
@@ -435,7 +434,7 @@ def _train(module: DeepModule, pretrain: Loader, harmful: Loader, steps: int, mu
         callbacks.append(GradientBalance(multiplier, BALANCE_EVERY, lower=True))
     where = "cpu" if torch.backends.mps.is_available() else "auto"  # MPS has no float64, which spectra are in
     trainer = new_trainer(Trainer, [], callbacks, max_steps=steps, max_epochs=-1, devices=1, accelerator=where)
-    fit = train(module, CombinedLoader({"pretrain": pretrain, "harmful": harmful}, "max_size_cycle"), trainer)
+    fit = train(module, {"pretrain": pretrain, "harmful": harmful}, trainer)
     if fit.status == "interrupted":
         raise SystemExit(128 + fit.signal) if fit.signal else KeyboardInterrupt
     if fit.error is not None:

@@ -350,6 +350,13 @@ def test_the_callers_process_is_left_as_it_was(network: Network, mode: Any, monk
     assert [one.worker_init_fn for one in both] == [None, None]
 
 
+def test_nothing_is_warned_of_that_lightning_has_to_mend(network: Network) -> None:
+    immunized(network)  # imports are over
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        immunized(network)
+
+
 def test_a_seed_gives_the_same_whatever_the_callers_state_and_precision(network: Network) -> None:
     def once(seed: int) -> immunize.Immunized:
         return immunized(network, *loaders(shuffle=True), method="imma", steps=6, seed=seed)

@@ -180,7 +180,7 @@ def train(
 
     Args:
         module: what is trained.
-        data: a data module, set up, or a loader.
+        data: a data module, set up, or loaders.
         trainer: Lightning's.
         label: what to call this training in messages; None tells nothing.
         checkpoint: where the training goes on; None begins it.
