@@ -215,6 +215,8 @@ def test_public_name_takes_arrays_and_labels_with_a_gradient() -> None:
     assert (r.matrix.dtype, r.rank) == (torch.float64, 3)
     target = (X_H @ ref.gaussian(D, seed=7)).requires_grad_()
     assert torch.equal(erase(X_P, X_H, target).matrix, erase(X_P, X_H, target.detach()).matrix)
+    drawn, seed = (erase(X_P, X_H, Y, y_pretrain=Y_P, seed=of).trials for of in (np.int64(3), 3))
+    assert drawn == seed
 
 
 @pytest.mark.parametrize(
