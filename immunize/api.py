@@ -23,6 +23,7 @@ from immunize.evaluation import Verdicts, verdicts_of
 from immunize.evaluation.deep import Rows
 from immunize.evaluation.ratios import PooledRatio, block_grams, generator, gram, pooled_ratios
 from immunize.evaluation.separability import separability
+from immunize.features.boundary import SAME_ROWS
 from immunize.features.deep import DeepExtractor
 from immunize.features.extract import Features, Once, device_of
 from immunize.features.linear import OF_NETWORKS, refuse_precondition
@@ -395,7 +396,7 @@ def _copied(backbone: nn.Module, head: nn.Linear) -> tuple[nn.Module, nn.Linear]
 
 def _cut(
     backbone: nn.Module, head: nn.Linear, trainable: str | Sequence[str], loader: Loader
-) -> tuple[DeepExtractor, DeepExtractor, Once, list[Once]]:
+) -> tuple[DeepExtractor, DeepExtractor, nn.Module, list[Once]]:
     """The network that is trained, whose frozen part works once an image, θ_0 behind the same part, θ_0 as a whole.
 
     And those of them that keep what they computed, each with its share of what one of them could keep.
@@ -406,14 +407,16 @@ def _cut(
     if given != head.weight.dtype:
         raise UserError(f"the backbone gives {given} and the head is of {head.weight.dtype}: give both as .float()")
     net = DeepExtractor.from_module(backbone, head, trainable, example=example)
-    two = example[:2].to(device_of(backbone))
-    if not net(two).requires_grad:
+    example = example.to(device_of(backbone))
+    if not net(example[:2].clone()).requires_grad:
         raise UserError(f"trainable={trainable!r}: no gradient reaches it; the backbone's features do not depend on it")
     with torch.no_grad():
-        net(two)  # as above
+        few, more = (output_of(net, rows.clone(), "pretrain")[:2] for rows in (example[:2], example))  # as above
     net.compute_once()
     reference = net.reference()
-    theta_0 = Once(nn.Sequential(net.trunk, reference.tail))
+    theta_0: nn.Module = nn.Sequential(net.trunk, reference.tail)
+    if torch.allclose(few, more, rtol=0, atol=SAME_ROWS * float(more.abs().max())):  # of each image alone
+        theta_0 = Once(theta_0)
     kept = [module for module in (net.trunk, theta_0) if isinstance(module, Once)]
     for once in kept:
         once.limit //= len(kept)

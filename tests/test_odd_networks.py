@@ -19,7 +19,7 @@ from immunize.features.deep import DeepExtractor
 from immunize.features.watching import Traced
 from immunize.processes import signals_handled
 from tests.features.test_deep import Net
-from tests.test_api import CLASSES, D, immunized, layers, one_by_one
+from tests.test_api import CLASSES, D, immunized, layers, loader, one_by_one
 
 PAD = 1
 Loader = list[tuple[Tensor, Tensor]]
@@ -119,6 +119,15 @@ def test_ratios_are_those_of_the_whole_network(new: Any, draw: Any, trainable: s
     assert told.ratio_harmful == pytest.approx(expected.ratio_harmful, rel=1e-5)
     assert told.ratio_pretrain == pytest.approx(expected.ratio_pretrain, rel=1e-5)
     assert told.ratio_harmful != pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("trainable", ["last", ["normed", "last"]])
+def test_features_that_depend_on_the_batch_are_those_of_the_same_batch(trainable: Any) -> None:
+    normed = nn.BatchNorm1d(16, track_running_stats=False)
+    network = layers(lambda net, x: net.last(net.normed(net.first(x)).tanh()), normed=normed)
+    both = (loader(seed, shuffle=True) for seed in (1, 2))
+    found = run(network, *both, trainable=trainable, method="none", steps=1, learning_rate=1e-9)
+    assert found.ratios["spectrum"].ratio.rir == pytest.approx(1, rel=1e-4)
 
 
 def test_a_cut_network_refuses_what_its_second_part_would_not_know_of() -> None:
