@@ -169,6 +169,13 @@ def test_lists_of_batches_with_labels_of_any_integer_type_are_loaders(method: st
     assert all(torch.equal(first, other) for other in others)
 
 
+def test_batches_may_come_from_inference_mode(network: Network) -> None:
+    with torch.inference_mode():
+        made = [list(of) for of in loaders()]
+    one, other = (last(immunized(network, *of, method="imma")) for of in (made, loaders()))
+    assert torch.equal(one, other)
+
+
 def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(network: Network, caplog: pytest.LogCaptureFixture) -> None:
     ratio = (bad := immunized(network, method="ill_only", steps=60)).ratios["spectrum"].ratio
     assert (bad.verdicts.a, bad.verdicts.b) == (ratio.ratio_harmful >= 2, ratio.ratio_pretrain <= 1) == (True, False)

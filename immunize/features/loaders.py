@@ -51,7 +51,7 @@ class Batches:
         for x, y in self.loader:
             if len(y) > 1:
                 given = True
-                yield x.clone(), y.long()  # a network may write into its inputs
+                yield x.clone(), y.clone().long()  # a network may write into x, and autograd keeps y
         if not given:
             raise UserError(NO_BATCH.format(self.role))
 
