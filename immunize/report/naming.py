@@ -12,13 +12,13 @@ _METHODS = (
 
 
 def _which(record: dict[str, Any], role: str) -> Any:
-    """The digit or target in one role; None where the data set has none."""
+    """The digit, target or folder of images in one role; None where the data set is known by its name alone."""
     facts = (record.get("data") or {}).get(role) or {}
-    return facts.get("digit", facts.get("target"))
+    return next((facts[name] for name in ("digit", "target", "folder") if name in facts), None)
 
 
 def data_name(record: dict[str, Any], role: str) -> str:
-    """The data set in one role, with its digit or target: "mnist 3", "housing SalePrice"."""
+    """The data set in one role, with what it is of: "mnist 3", "housing SalePrice", "imagefolder bad"."""
     which = _which(record, role)
     return str(record[role]) if which is None else f"{record[role]} {which}"
 
@@ -39,7 +39,7 @@ def pair_title(record: dict[str, Any]) -> str:
 
 
 def pair_label(record: dict[str, Any]) -> str:
-    """The pair as short as it can be told: "3→8" for digits, else "LotArea→SalePrice", else the data sets' names."""
+    """The pair as short as it can be told: "3→8" for digits, else "LotArea→SalePrice", "mine→bad", or the names."""
     sides = {role: _which(record, role) for role in ("pretrain", "harmful")}
     return "→".join(str(record[role] if which is None else which) for role, which in sides.items())
 

@@ -23,6 +23,7 @@ from immunize.report.html.run import read_log, run_page
 from immunize.report.html.sweep import settings_of, sweep_page
 from immunize.report.loading import write_results
 from immunize.report.naming import PARTS, part_words
+from immunize.report.summary import summary_tables
 from immunize.report.table import short, summary_text
 from immunize.report.tradeoff import on_front
 from immunize.spectrum.condition import ESTIMATORS
@@ -291,6 +292,16 @@ def test_settings_on_different_pairs_are_not_compared_silently(table2: list[Reco
     assert "not run on the same pairs" not in page_of(table2).text
     fewer = [r for r in table2 if r["method"] == "ours" or r["data_hash"] == f"hash of {PAIRS[0]}"]
     assert "not run on the same pairs" in page_of(fewer).text
+
+
+def test_folders_of_images_are_data_sets_of_their_own(table2: list[Record]) -> None:
+    folders = dict(zip(PAIRS, "abcd", strict=True))
+    for record in table2:  # as a sweep over harmful.root=a,b,c,d
+        folder = folders[tuple(record["data"][role].pop("digit") for role in ("pretrain", "harmful"))]
+        record |= {"pretrain": "imagefolder", "harmful": "imagefolder"}
+        record["data"]["pretrain"]["folder"], record["data"]["harmful"]["folder"] = "mine", folder
+    assert {row[1] for row in page_of(table2).table("Mean ± standard deviation: fit, spectrum").rows} == {"4"}
+    assert [of.title for of in summary_tables(table2)] == [f"imagefolder mine → imagefolder {of}" for of in "abcd"]
 
 
 def test_settings_are_named_by_what_differs_and_ordered_by_it(base: Record) -> None:
