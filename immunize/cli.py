@@ -40,6 +40,10 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 """Hydra's environment variable; set to 1 by the user, errors of every kind come with their traceback."""
 
 
+_OPEN = re.compile(r"override '(model\.(kwargs|data)|objective\.optimizer|trainer|logger)\b")
+"""Hydra's message of a setting whose class takes more than the configuration lists: "+" adds it."""
+
+
 class _PastHydra(BaseException):
     """A user error of a single run, on its way past Hydra, which would show all overrides before the message."""
 
@@ -215,7 +219,7 @@ def _told(message: str) -> BaseException:
 def _of_use(told: str) -> str:
     """Hydra's message without the names of our classes, where it looked, and the advice to add a misspelt name."""
     lines = told.partition("Config search path:")[0].rstrip().splitlines()
-    others = ("object_type=", "reference_type=", "To append to your config use")
+    others = ("object_type=", "reference_type=", *(() if _OPEN.search(told) else ("To append to your config use",)))
     if lines and "Could not find 'objective/" in lines[0] and not any(of.startswith("objective=") for of in sys.argv):
         lines.append("This model has no row of hyper-parameters for these data: start from one above, objective=<row>")
     return "\n".join(line for line in lines if not line.strip().startswith(others))

@@ -35,6 +35,7 @@ Refused = Callable[..., str]
         ("harmful=cifar10", ["no row of hyper-parameters for these data", "linear_mnist", "objective=<row>"]),
         ("sede=1", ["sede", "Could not override"]),
         ("+sede=1", ["no setting sede"]),
+        ("trainer.precision=64-true", ["Could not override", "append to your config use +trainer.precision=64-true"]),
         ("seed=abc", ["seed", "abc"]),
         ("guard=maybe", ["guard", "maybe", "off, warn"]),
         ("harmful.pair=[0,1", ["input '[0,1'"]),
