@@ -114,6 +114,7 @@ STOPPING = "objective.early_stopping=true objective.epochs=4 objective.check_eve
         (f"{STOPPING} objective.batch_size=null", ["check_every=50 looks at none of the 4 steps"]),
         ("+trainer.max_epochs=3", ["max_epochs cannot be set here"]),
         ("+trainer.overfit_batches=1", ["overfit_batches cannot be set here"]),
+        ("+trainer.accumulate_grad_batches=2", ["accumulate_grad_batches cannot be set here"]),
         ("pretrain=synthetic objective.loss=mse", ["32 features", "64", "pretrain="]),
         ("model=resnet_small deep.probe_steps.sgd=0", ["deep.probe_steps has to be steps of gd, ", "null leaves"]),
         ("model=resnet_small +deep.probe_steps.lbfgs=5", ["'lbfgs': 5"]),

@@ -306,6 +306,7 @@ def new_trainer(make: Callable[..., Trainer], loggers: list[Logger], callbacks: 
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     return make(
         use_distributed_sampler=False,  # a pair gives every process its share
+        accumulate_grad_batches=1,  # spectra of parts of a batch do not add up to that of the whole
         logger=loggers or False,
         callbacks=callbacks,
         enable_checkpointing=False,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -49,11 +49,6 @@ MOMENTUM = (0.85, 0.95)
 """Nesterov's, of θ_0: the one-cycle schedule lowers it to the first while η rises, and raises it again."""
 
 
-def begins_step(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether a batch is the first of its step, of which `trainer.accumulate_grad_batches` may make one of several."""
-    return batch_idx % trainer.accumulate_grad_batches == 0
-
-
 class ImmunizationModule(LightningModule):
     """Trains θ and ω (and whatever the method owns) on {pretrain, harmful} batches.
 
@@ -84,7 +79,6 @@ class ImmunizationModule(LightningModule):
         self.log_every, self.lr_decay, self.max_steps = log_every, lr_decay, max_steps
         self.last_finite: dict[str, Tensor] = {}
         self._latest: Step | None = None
-        self._logged_at = -1
 
     @abstractmethod
     def step_of(self, batch: Batch) -> Step:
@@ -153,8 +147,7 @@ class ImmunizationModule(LightningModule):
             broken = [(name, terms[name].item()) for name in weighted if not bool(torch.isfinite(terms[name]))]
             raise DivergedError(self.global_step, *(broken or [("loss", loss.item())])[0])
         self.keep(self.last_finite)
-        if self.global_step % self.log_every == 0 and self.global_step != self._logged_at:
-            self._logged_at = self.global_step  # by the first batch, where a step has several
+        if self.global_step % self.log_every == 0:
             means = mean_over_ranks([of.detach() for of in (loss, *terms.values())])
             named = dict(zip(("loss", *(f"term/{name}" for name in terms)), means, strict=True))
             self.log_now({name: value.item() for name, value in (named | self.objective.watched).items()})

@@ -31,7 +31,7 @@ from torch import Tensor
 from immunize.objective import Step, mean_over_ranks
 from immunize.spectrum.condition import Spectrum, condition_number, spectrum_of
 from immunize.spectrum.regularizers import ill_step_bound, well_step_bound
-from immunize.training.module import Batch, ImmunizationModule, LinearModule, begins_step
+from immunize.training.module import Batch, ImmunizationModule, LinearModule
 
 log = logging.getLogger(__name__)
 
@@ -75,14 +75,14 @@ class TheoremGuard(Callback):
         self._step = pl_module.step_of(batch)
         watched = [name for name in ROLES_OF if name in pl_module.objective.weights]
         self._before = {name: _spectrum(self._step, name, _features(self._step, name)) for name in watched}
-        self._number, self._learning_rate = trainer.global_step, float(trainer.optimizers[0].param_groups[0]["lr"])
+        self._learning_rate = float(trainer.optimizers[0].param_groups[0]["lr"])
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
         """Compare them with those after the step."""
         assert isinstance(pl_module, ImmunizationModule)
-        if self._before and trainer.global_step > self._number:  # the last batch of a step
+        if self._before:
             assert self._step is not None
             step = self._step.again()
             kept = {name: _moved_right(step, name, before) for name, before in self._before.items()}
@@ -142,7 +142,7 @@ def _takes_theorem_steps(trainer: Trainer, module: ImmunizationModule) -> bool:
         return False
     if module.objective.precondition != "inverse_free":  # K⁻¹∇R without an ε, see :mod:`immunize.features.linear`
         return False
-    if trainer.accumulate_grad_batches != 1 or trainer.gradient_clip_val:
+    if trainer.gradient_clip_val:
         return False
     extras = ("momentum", "weight_decay", "dampening", "maximize")
     return all(
@@ -193,7 +193,7 @@ class GradientBalance(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         """Balance before the step."""
         step = trainer.global_step
-        if begins_step(trainer, batch_idx) and (step == 0 or (self.every and step % self.every == 0)):
+        if step == 0 or (self.every and step % self.every == 0):
             assert isinstance(pl_module, ImmunizationModule)
             self.balance(pl_module, batch, within=self.lower and step > 0)
 

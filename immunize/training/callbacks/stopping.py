@@ -35,7 +35,7 @@ from immunize.files import whole
 from immunize.objective import LinearStep, Side
 from immunize.spectrum.condition import immunization_ratio, spectrum_of
 from immunize.training.loggers import CurveLogger, RunLogger
-from immunize.training.module import ImmunizationModule, LinearModule, SupervisedModule, begins_step
+from immunize.training.module import ImmunizationModule, LinearModule, SupervisedModule
 
 
 class BestLook(Callback):
@@ -47,7 +47,7 @@ class BestLook(Callback):
     """
 
     def __init__(self, every: int, patience: int | None) -> None:
-        self.every, self.patience, self._looked_at = every, patience, 0
+        self.every, self.patience = every, patience
         self._best: dict[str, Tensor] = {}
         self._score, self._waited = -math.inf, 0
         self._step: int | None = None
@@ -63,7 +63,6 @@ class BestLook(Callback):
             UserError: it does.
         """
         assert isinstance(pl_module, ImmunizationModule)
-        self._looked_at = trainer.global_step  # before a training that goes on was interrupted
         if self.patience is not None and pl_module.steps < self.every:
             raise UserError(
                 f"objective.check_every={self.every} looks at none of the {pl_module.steps} steps of this training; "
@@ -74,8 +73,7 @@ class BestLook(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the steps."""
-        if trainer.global_step % self.every == 0 and trainer.global_step != self._looked_at:
-            self._looked_at = trainer.global_step  # a step of several batches ends with the last of them
+        if trainer.global_step % self.every == 0:
             self.look(trainer, pl_module)
 
     def judge(self, score: float, trainer: Trainer, module: ImmunizationModule) -> None:
@@ -171,14 +169,14 @@ class Progress(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count; the first step, which sets everything up, only starts the clock."""
-        now, before, self._done = time.perf_counter(), self._done, trainer.global_step
+        now, self._done = time.perf_counter(), trainer.global_step
         if not self._started:
             self._started, self._begun = now, self._done
             return
         self._seconds = now - self._started
         sides = batch.values() if isinstance(batch, dict) else [batch]
         self._images += trainer.world_size * sum(len(y) for _, y in sides)
-        if self.quiet or not trainer.is_global_zero or self._done == before:
+        if self.quiet or not trainer.is_global_zero:
             return
         assert isinstance(pl_module, ImmunizationModule | SupervisedModule)
         total, done = pl_module.steps, self._done
@@ -227,7 +225,6 @@ class Resuming(Callback):
         self.place = (known["epoch"], known["step"]) if known else None
         self.run_id = known.get("run_id")
         self._steps, self._asked, self._started = 0, False, False
-        self._done, self._within = 0, False
         self._before_s, self._since = 0.0, time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
@@ -252,7 +249,7 @@ class Resuming(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take SIGTERM over from Lightning, which gives it back in the end; and the curves of before."""
-        self._started, self._done = True, trainer.global_step
+        self._started = True
         self._go_on_with_curves(trainer)
         if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_asked", True))
@@ -279,7 +276,7 @@ class Resuming(Callback):
         Raises:
             SystemExit: in all processes before the same step.
         """
-        if trainer.world_size > 1 and begins_step(trainer, batch_idx):
+        if trainer.world_size > 1:
             asked = torch.tensor(float(self._asked), device=pl_module.device)
             distributed.all_reduce(asked, distributed.ReduceOp.MAX)
             if bool(asked):
@@ -289,8 +286,7 @@ class Resuming(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the batches of this epoch."""
-        self._steps, self._within = batch_idx + 1, trainer.global_step == self._done
-        self._done = trainer.global_step
+        self._steps = batch_idx + 1
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Every epoch."""
@@ -298,8 +294,8 @@ class Resuming(Callback):
         self._save(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """SIGTERM ends a training between two batches; what comes within a step keeps the last epoch's."""
-        if self._steps and not self._within and isinstance(exception, SystemExit):
+        """SIGTERM ends a training between two batches."""
+        if self._steps and isinstance(exception, SystemExit):
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
