@@ -362,16 +362,7 @@ class DeepModule(ImmunizationModule):
         checkpoint["watched"] = {name: value.detach().cpu() for name, value in self.objective.watched.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put the weights of the terms back, and what the record counts.
-
-        Raises:
-            UserError: the file does not hold it.
-        """
-        if "watched" not in checkpoint:  # the last of what was added
-            raise UserError(
-                f"{self.trainer.ckpt_path} was written before such files held what the record counts: go on with the "
-                "version that wrote it, or delete it, and the training begins anew"
-            )
+        """Put the weights of the terms back, and what the record counts."""
         _take_precision(self, checkpoint["state_dict"])
         self.objective.weights.update(checkpoint["objective_weights"])
         self.objective.diverged.update(checkpoint["attackers_diverged"])
