@@ -29,7 +29,6 @@ from torch import Tensor
 from immunize.evaluation.products import packed, products
 from immunize.evaluation.ratios import generator, gram
 from immunize.memoize import memoize
-from immunize.spectrum.condition import ZeroMatrixError, all_finite
 from immunize.spectrum.decompositions import eigh, eigvalsh
 from immunize.spectrum.separability import share_right
 
@@ -71,32 +70,16 @@ def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
     """Train a linear probe and measure it on other rows along the way.
 
     Args:
-        x: (N, D) features, float32 or float64.
+        x: (N, D) features, float32 or float64, finite and not all zero.
         y: (N,) int64 labels from 0.
         x_test: (M, D) features of rows to measure on.
         y_test: (M,) their labels.
         optimizer: a key of `DEFAULT_STEPS`.
-        steps: how many.
+        steps: how many, at least one.
         seed: of the mini-batches of `sgd`; the others draw nothing.
-
-    Raises:
-        ValueError: an unknown optimizer, no step, features that are all zero or not finite, lengths that differ, no row
-            to fit to or to measure on, or a negative label.
     """
-    if optimizer not in DEFAULT_STEPS:
-        raise ValueError(f"unknown optimizer {optimizer!r} of the probe; there are {', '.join(DEFAULT_STEPS)}")
-    if steps < 1:
-        raise ValueError(f"a probe takes at least one step, not {steps}")
-    if len(x) != len(y) or len(x_test) != len(y_test):
-        raise ValueError(f"{len(x)} and {len(x_test)} rows of features have {len(y)} and {len(y_test)} labels")
-    if not (len(y) and len(y_test)) or min(int(y.min()), int(y_test.min())) < 0:
-        raise ValueError("a probe needs rows to be fitted to and measured on, and labels that are numbered from 0")
     with torch.no_grad():
         second = gram(x)
-        if not bool(second.any()):
-            raise ZeroMatrixError("a probe needs features that are not all zero")
-        if not (math.isfinite(float(second.trace())) and all_finite(x_test)):
-            raise ValueError("a probe needs features that are finite")
         scale = math.sqrt(float(eigvalsh(second)[-1]) / len(x))
         features, test = x / scale, packed(x_test / scale)
         classes = int(max(y.max(), y_test.max())) + 1

@@ -285,20 +285,13 @@ def norm_ratio_curve(eigenvalues: Tensor, optimum: Tensor, *, steps: int = DEFAU
 
     Args:
         eigenvalues: (k,) the non-zero eigenvalues of H; any scale.
-        optimum: (k,) w* in the basis of the same eigenvectors (minimum norm, so zero in the null space of H).
+        optimum: (k,) w* in the basis of the same eigenvectors (minimum norm, so zero in the null space of H); not 0,
+            of which Eq. (16) is 0/0.
         steps: T.
-
-    Raises:
-        ValueError: w* = 0 (nothing to learn, so Eq. (16) is 0/0), or shapes that differ.
     """
-    if eigenvalues.shape != optimum.shape or eigenvalues.ndim != 1:
-        raise ValueError(f"one eigenvalue a coordinate is needed, got {eigenvalues.shape} and {optimum.shape}")
     values = (eigenvalues / eigenvalues.max()).cpu().numpy().astype(np.float64)
     error = optimum.square().cpu().numpy().astype(np.float64)  # squared coordinates of e_t
-    start = error.sum()
-    if not start > 0:
-        raise ValueError("the optimal probe is zero, the norm ratio of Eq. (16) is undefined")
-    error /= start
+    error /= error.sum()
     squared, cubed = values**2, values**3
     factor = np.empty_like(values)
     ratio = np.empty(steps + 1)

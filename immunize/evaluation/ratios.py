@@ -174,12 +174,7 @@ def block_grams(x: Tensor, *, seed: int) -> BlockGrams:
     Args:
         x: (N, D) features, float32 or float64.
         seed: of the dealing into blocks.
-
-    Raises:
-        ValueError: no rows.
     """
-    if not len(x):
-        raise ValueError("there are no rows to take a Gram matrix of")
     size, m, together = x.shape[1], blocks_for(x.shape[1]), 8 * CHUNK  # each part still large enough for a fast BLAS
     blocks = torch.zeros(m, size, size, dtype=torch.float64, device=x.device)
     draws = generator(seed, "blocks")
@@ -216,11 +211,8 @@ def pooled_ratios(
         draws: of the bootstrap.
 
     Raises:
-        ValueError: the rows of θ_I and θ_0 differ in number, or features that are all zero or not finite.
+        ValueError: features that are all zero or not finite.
     """
-    for one, other in ((pretrain, pretrain_baseline), (harmful, harmful_baseline)):
-        if (one.n_samples, len(one.blocks)) != (other.n_samples, len(other.blocks)):
-            raise ValueError(f"θ_I has {one.n_samples} rows and θ_0 {other.n_samples}; both have to see the same")
     units = min(len(pretrain.blocks), len(harmful.blocks), pretrain.n_samples, harmful.n_samples)
     counts = [
         bootstrap_counts(min(len(side.blocks), side.n_samples), replicates if units > 1 else 0, draws)

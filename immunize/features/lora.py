@@ -85,10 +85,8 @@ def add_lora(network: nn.Module, rank: int, *, alpha: float = 1.0, seed: int = 0
         names of the layers that got one.
 
     Raises:
-        UserError: a rank below 1, or a network without such a layer.
+        UserError: a network without such a layer.
     """
-    if rank < 1:
-        raise UserError(f"the rank of LoRA has to be 1 or more; it is {rank}")
     network.requires_grad_(False)
     modules = network.named_modules(remove_duplicate=False)  # a layer that has two names is in two places
     layers = {name: module for name, module in modules if name and _takes_lora(module)}

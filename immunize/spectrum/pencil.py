@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from immunize.errors import LARGEST
-from immunize.spectrum.condition import NEGATIVE, Spectrum, check_gram, condition_number, spectrum_of_eigenvalues
+from immunize.spectrum.condition import Spectrum, condition_number, spectrum_of_eigenvalues
 from immunize.spectrum.decompositions import eigh, eigvalsh
 
 ALIGNED = 1e-6
@@ -115,28 +115,22 @@ def generalized_spectrum(
         K_P = E diag(λ) Eᵀ,  M = λ^{-1/2}EᵀK_HEλ^{-1/2} = U diag(μ) Uᵀ,  W = Eλ^{-1/2}U,  W⁻¹ = Uᵀλ^{1/2}Eᵀ
 
     Args:
-        gram_pretrain: (D, D) float64, K_P; any positive multiple serves (a covariance).
-        gram_harmful: (D, D) float64, K_H.
+        gram_pretrain: (D, D) float64, K_P, not zero; any positive multiple serves (a covariance).
+        gram_harmful: (D, D) float64, K_H, likewise.
         n_samples: (N_P, N_H) the matrices were accumulated from; None counts both as large enough.
-        shrinkage: ρ of K + ρ·tr(K)/D·I, one number or (ρ_P, ρ_H).
+        shrinkage: ρ of K + ρ·tr(K)/D·I, one number or (ρ_P, ρ_H), both positive or both zero.
 
     Raises:
-        TypeError: a matrix is not float64.
-        ValueError: not a covariance (NaN, not symmetric, a negative eigenvalue, all zero), different sizes, entries too
-            far apart for float64, negative ρ, one ρ zero and the other not, or fewer samples than features with ρ = 0.
+        ValueError: entries too far apart for float64, negative ρ, or fewer samples than features with ρ = 0.
     """
     size = len(gram_pretrain)
-    check_gram(gram_pretrain, "K_P", NEGATIVE)
-    check_gram(gram_harmful, "K_H", NEGATIVE)
-    if gram_harmful.shape != gram_pretrain.shape:
-        raise ValueError(f"K_P is {size}×{size} and K_H {len(gram_harmful)}×{len(gram_harmful)}: one map serves both")
     n_pretrain, n_harmful = (size, size) if n_samples is None else n_samples
     rho = _check_shrinkage(shrinkage, min(n_pretrain, n_harmful), size)
 
     values, vectors = eigh(gram_pretrain)
     values, vectors = values.flip(0), vectors.flip(1)
-    pretrain = _spectrum(values, n_pretrain, "K_P")
-    harmful = _spectrum(eigvalsh(gram_harmful).flip(0), n_harmful, "K_H")
+    pretrain = spectrum_of_eigenvalues(values, n_pretrain)
+    harmful = spectrum_of_eigenvalues(eigvalsh(gram_harmful).flip(0), n_harmful)
     if not 1 / LARGEST < (times := harmful.trace / pretrain.trace) < LARGEST:
         raise ValueError(f"K_H is {times:.0e} times K_P, so far apart that float64 loses one: change the unit of one")
     rank = pretrain.rank
@@ -196,14 +190,6 @@ def _schur_complement(gram: Tensor, null: Tensor, cut: float) -> Tensor:
     return complement
 
 
-def _spectrum(values: Tensor, n_samples: int, name: str) -> Spectrum:
-    """Spectrum of a Gram matrix that is not zero from its eigenvalues, descending."""
-    spectrum = spectrum_of_eigenvalues(values, n_samples, name)
-    if not float(values[0]) > 0:
-        raise ValueError(f"{name} is a matrix of zeros, which has no condition number")
-    return spectrum
-
-
 def _kappa(spectrum: Spectrum, rho: float) -> float:
     """κ(K + ρ·tr(K)/D·I): the `ridge` estimator, or `spectrum` for ρ = 0."""
     return condition_number(spectrum, "ridge", rho=rho).value if rho > 0 else condition_number(spectrum).value
@@ -213,8 +199,6 @@ def _check_shrinkage(shrinkage: float | tuple[float, float], n_samples: int, siz
     rho = shrinkage if isinstance(shrinkage, tuple) else (float(shrinkage), float(shrinkage))
     if not all(math.isfinite(value) and value >= 0 for value in rho):
         raise ValueError(f"shrinkage is a finite number, 0 or more; it is {shrinkage}")
-    if (rho[0] > 0) != (rho[1] > 0):
-        raise ValueError(f"shrinkage has to be positive for both data sets or zero for both; it is {rho}")
     if rho[0] == 0 and n_samples < size:
         raise ValueError(
             f"N = {n_samples} samples cannot determine a covariance of D = {size} features: set shrinkage to a "

@@ -10,7 +10,6 @@ Shapes: N samples, D features, n dimension of the joint range.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -66,10 +65,8 @@ def joint_basis(*rows: Tensor) -> Tensor:
         below ``max(ΣN_i, D) * eps`` times the largest counting as zero.
 
     Raises:
-        ValueError: no rows, rows of different widths, or only zeros.
+        ValueError: only zeros.
     """
-    if not rows or any(one.shape[1] != other.shape[1] for one, other in pairwise(rows)):
-        raise ValueError(f"a joint range needs rows of one width, got {[tuple(one.shape) for one in rows]}")
     sizes = [float(torch.linalg.matrix_norm(one)) for one in rows]
     if not max(sizes) > 0:
         raise ValueError("rows of zeros span nothing")

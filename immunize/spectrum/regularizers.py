@@ -68,10 +68,15 @@ def gram_ends(gram: Tensor, tolerance: float) -> Ends:
         ValueError: no eigenvalue lies above the cut (a matrix of zeros, or NaN).
     """
     values, vectors = eigh(gram)
-    k = int((values > tolerance * values[-1]).sum())
+    k = _rank(values, tolerance)
+    return Ends(k, values[-1].item(), values[-k].item(), vectors[:, [-1, -k]], values.dot(values).item())
+
+
+def _rank(values: Tensor, tolerance: float) -> int:
+    k = int((values > tolerance * values.max()).sum())
     if k == 0:
         raise ValueError("the spectrum of a matrix of zeros (or NaN) has no non-zero part to regularize")
-    return Ends(k, values[-1].item(), values[-k].item(), vectors[:, [-1, -k]], values.dot(values).item())
+    return k
 
 
 class _Rule(NamedTuple):  # plain floats, multiplied and not raised to powers: overflow is inf and no exception
@@ -196,10 +201,7 @@ class _MatrixTerm(torch.autograd.Function):
     def forward(ctx: Any, s: Tensor, rule: _RuleFunction, tolerance: float | None) -> Tensor:
         check_matrix(s, "the matrix")
         u, sigma, vh = svd(s, full_matrices=False)
-        cut = cut_of(tolerance, *s.shape)
-        k = int((sigma > cut * sigma[0]).sum())
-        if k == 0:
-            raise ValueError("the spectrum of a matrix of zeros (or NaN) has no non-zero part to regularize")
+        k = _rank(sigma, cut_of(tolerance, *s.shape))
         first, last = sigma[0].item(), sigma[k - 1].item()
         ends = Ends(k, first, last, u[:, [0, k - 1]], sigma.dot(sigma).item())
         value, scale, top, bottom = rule(ends, min(s.shape))

@@ -18,7 +18,6 @@ Shapes: N samples, D features, C columns of targets, R values of ρ.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -93,10 +92,9 @@ def in_sample_share(features: Tensor, targets: Tensor, rhos: Sequence[float] = R
 
     Raises:
         TypeError: features that are not float64.
-        ValueError: not a finite matrix, another number of targets, or one that is not finite, or ρ that is not positive
-            and finite.
+        ValueError: not a finite matrix, or targets that are not finite.
     """
-    _check(features, targets, rhos)
+    _check(features, targets)
     columns = scaled_targets(targets)
     f, y = _centred(features), _centred(columns)
     if _constant(f, features) or _constant(y, columns):
@@ -132,11 +130,9 @@ def cross_fitted_correlation(
 
     Raises:
         TypeError: features that are not float64.
-        ValueError: as for :func:`in_sample_share`, an unknown kernel, or no row to fit on or to judge.
+        ValueError: as for :func:`in_sample_share`, or no row to fit on or to judge.
     """
-    _check(features, targets, rhos, judged)
-    if kernel not in KERNELS:
-        raise ValueError(f"unknown kernel {kernel!r}; there are {', '.join(KERNELS)}")
+    _check(features, targets, judged)
     columns = scaled_targets(targets)
     fitted, other = features[~judged], features[judged]
     f, y, y_b = _centred(fitted), _centred(columns[~judged]), _centred(columns[judged])
@@ -196,7 +192,7 @@ def cross_fitted_accuracy(features: Tensor, classes: Tensor, judged: Tensor, rho
         TypeError: features that are not float64.
         ValueError: as for :func:`cross_fitted_correlation`.
     """
-    _check(features, classes, rhos, judged)
+    _check(features, classes, judged)
     columns = target_columns(classes)
     fitted, known = features[~judged], columns[~judged]
     f, y = _centred(fitted), _centred(known)
@@ -279,16 +275,10 @@ def _nothing(features: Tensor, rhos: Sequence[float]) -> Tensor:
     return 0 * features.sum() + torch.zeros(len(rhos), dtype=features.dtype, device=features.device)
 
 
-def _check(features: Tensor, targets: Tensor, rhos: Sequence[float], judged: Tensor | None = None) -> None:
+def _check(features: Tensor, targets: Tensor, judged: Tensor | None = None) -> None:
     check_matrix(features.detach(), "features")
     check_squares(features.detach(), "features")
-    if targets.shape[:1] != features.shape[:1]:
-        raise ValueError(f"{len(features)} rows of features and targets of shape {tuple(targets.shape)}")
     if not all_finite(targets):
         raise ValueError("targets must not contain NaN or infinite values; fill or drop them first")
-    if not rhos or not all(0 < rho < math.inf for rho in rhos):
-        raise ValueError(f"rho has to be positive and finite, it is {tuple(rhos)}")
-    if judged is None:
-        return
-    if judged.dtype != torch.bool or judged.shape != targets.shape[:1] or not 0 < int(judged.sum()) < len(judged):
-        raise ValueError("judged has to say of each row whether it is judged, and neither of all nor of none")
+    if judged is not None and not 0 < int(judged.sum()) < len(judged):
+        raise ValueError("judged has to name some of the rows, and neither all nor none")

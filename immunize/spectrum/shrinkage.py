@@ -176,7 +176,7 @@ def choose_budget(
 
 def kappa_of_gram(gram: Tensor, n_samples: int, estimator: Estimator, rho: float, size: int | None = None) -> float:
     """κ of a Gram matrix; `size` is D where the matrix is written in coordinates of a subspace."""
-    spectrum = spectrum_of_gram((gram + gram.T) / 2, n_samples, negative=1.0)  # of mapped rows
+    spectrum = spectrum_of_gram((gram + gram.T) / 2, n_samples)
     if size is not None:
         spectrum = replace(spectrum, n_features=size)
     value: float = condition_number(spectrum, estimator, rho=rho).value
@@ -339,14 +339,11 @@ def choose_shrinkage(
         rho: ρ of the `ridge` estimator, not of the map.
 
     Raises:
-        ValueError: fewer rows than twice the folds, fewer than 2 folds, a grid that is empty or not positive, or D_P
-            without rows other than zeros outside one fold.
+        ValueError: fewer rows than twice the folds, or D_P without rows other than zeros outside one fold.
     """
     size = x_pretrain.shape[1]
     if folds is None:
         folds = 10 if len(x_pretrain) < FEW_SAMPLES * size else 3
-    if folds < 2 or not grid or not all(value > 0 for value in grid):
-        raise ValueError("cross-validation needs at least 2 folds, and a grid of positive shrinkages")
     sets = [x_pretrain, x_harmful]
     parts = _in_joint_range([_fold_grams(x, folds, seed + index) for index, x in enumerate(sets)], sets)
     totals = [part.sum(0) for part in parts]

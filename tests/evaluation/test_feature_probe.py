@@ -115,28 +115,6 @@ def test_sgd_depends_on_its_seed_alone() -> None:
     assert probe(*data, "gd", 20).batches_per_epoch == 1
 
 
-TEST = ("x_test", "y_test")
-X, Y = torch.ones(120, 6), torch.arange(120) % 3
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"optimizer": "lbfgs"}, "unknown optimizer 'lbfgs' of the probe; there are gd"),
-        ({"steps": 0}, "at least one step"),
-        ({"y": Y[:3]}, "120 and 120 rows of features have 3 and 120 labels"),
-        ({"x": 0 * X}, "not all zero"),
-        *(({name: math.nan * X}, "finite") for name in ("x", "x_test")),
-        *(({name: X[:0], of: Y[:0]}, "rows to be fitted to and measured on") for name, of in (("x", "y"), TEST)),
-        *(({name: Y - 1}, "numbered from 0") for name in ("y", "y_test")),
-    ],
-)
-def test_mistakes_are_told(change: dict[str, object], message: str) -> None:
-    arguments: dict[str, object] = dict(zip(("x", "y", *TEST), task(), strict=True))
-    with pytest.raises(ValueError, match=message):
-        probe(**arguments | {"optimizer": "gd", "steps": 5} | change)  # type: ignore[arg-type]
-
-
 # Products by oneDNN are those of PyTorch up to rounding; what oneDNN cannot multiply, to the last bit.
 
 

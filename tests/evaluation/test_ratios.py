@@ -136,14 +136,6 @@ def test_ratios_are_those_of_the_whole_matrices(n: int, estimator: Estimator) ->
     assert found.ratio.kappa_harmful.n_samples == n + 5
 
 
-def test_no_rows_and_different_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="no rows"):
-        ratios.block_grams(torch.empty(0, D), seed=0)
-    x, shorter = ref.gaussian(30, D, seed=1), ref.gaussian(29, D, seed=1)
-    with pytest.raises(ValueError, match="30 rows and θ_0 29"):
-        pooled((x, x, shorter, x))
-
-
 # Intervals.
 
 

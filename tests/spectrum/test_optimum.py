@@ -213,32 +213,18 @@ def test_identical_data_give_a_verdict_and_no_crash(rho: float, factor: float) -
 
 
 K, OTHER = random_gram(4, 1), random_gram(4, 2)
-SKEW = torch.eye(4, dtype=torch.float64)
-SKEW[0, 1] = 2e-10
-NO_COVARIANCES = (
-    (K.float(), "must be float64"),
-    (K / 0, "must not contain NaN"),
-    (diagonal(1.0, 0.5, 0.5, -2e-10), "has the negative eigenvalue"),
-    (SKEW, "must be symmetric"),
-    (0 * K, "is a matrix of zeros"),
-    (K[:3], "must be a square"),
-)
 
 
 @pytest.mark.parametrize(
     ("k_p", "k_h", "options", "words"),
     [
-        *((K, bad, {}, f"^K_H {reason}") for bad, reason in NO_COVARIANCES),
-        *((bad, K, {}, f"^K_P {reason}") for bad, reason in NO_COVARIANCES),
         *((K, OTHER, {"shrinkage": rho}, "shrinkage is a finite") for rho in (-1e-3, math.nan, math.inf)),
-        (K, random_gram(5, 1), {}, "one map serves both"),
-        (K, OTHER, {"shrinkage": (0.0, 1e-3)}, "both data sets"),
         (K, OTHER, {"n_samples": (3, 10)}, r"N = 3 samples .* set shrinkage"),
         *((K / apart, OTHER * apart, {}, "float64 loses one: change the unit") for apart in (1e-80, 1e80)),
     ],
 )
 def test_bad_input_is_refused(k_p: Tensor, k_h: Tensor, options: dict[str, Any], words: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=words):
+    with pytest.raises(ValueError, match=words):
         generalized_spectrum(k_p, k_h, **options)
 
 

@@ -86,10 +86,9 @@ def test_the_spectrum_of_compressed_rows_is_that_of_all_rows_and_needs_no_decomp
         spectrum_of_rows(compress_rows(0 * pair[0]), len(pair[0]))
 
 
-@pytest.mark.parametrize("rows", [(), (torch.zeros(2, 3, dtype=torch.float64),), (torch.ones(2, 3), torch.ones(2, 4))])
-def test_rows_that_span_nothing_are_refused(rows):
-    with pytest.raises(ValueError, match=r"span nothing|one width"):
-        joint_basis(*rows)
+def test_rows_that_span_nothing_are_refused():
+    with pytest.raises(ValueError, match="span nothing"):
+        joint_basis(torch.zeros(2, 3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("rows", [2, 3, 6, 7, 30])
