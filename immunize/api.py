@@ -22,7 +22,6 @@ from immunize.errors import DivergedError, UserError
 from immunize.evaluation import Verdicts, verdicts_of
 from immunize.evaluation.deep import Rows
 from immunize.evaluation.ratios import PooledRatio, block_grams, generator, gram, pooled_ratios
-from immunize.evaluation.separability import separability
 from immunize.features.boundary import SAME_ROWS
 from immunize.features.deep import DeepExtractor
 from immunize.features.extract import Features, Once, device_of
@@ -47,6 +46,7 @@ from immunize.settings import MULTIPLIER, RATE, RHO, SEED, Rule
 from immunize.spectrum.condition import DEFAULT_RHO, Estimator, ZeroMatrixError, check_varying, default_tolerance
 from immunize.spectrum.decompositions import eigh
 from immunize.spectrum.erasing import SAME_DATA, same_data
+from immunize.spectrum.separability import separability
 from immunize.training import DeepModule
 from immunize.training.callbacks import GradientBalance
 

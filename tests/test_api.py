@@ -26,11 +26,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import immunize
 from immunize import api
 from immunize.errors import UserError
-from immunize.evaluation.separability import separability
 from immunize.features.deep import DeepExtractor
 from immunize.features.extract import SHARE, Once
 from immunize.features.loaders import Batches, TrainedOn, features_of, set_aside
 from immunize.objective.ours import Ours
+from immunize.spectrum.separability import separability
 from immunize.training.callbacks import GradientBalance
 from tests.features.test_deep import Net
 

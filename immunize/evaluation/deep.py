@@ -34,9 +34,9 @@ from immunize.evaluation.ratios import (
     group_spectra,
     pooled_ratios,
 )
-from immunize.evaluation.separability import separability
 from immunize.evaluation.verdicts import VERDICTS_BY, verdict_numbers, verdicts_of
 from immunize.spectrum.condition import DEFAULT_RHO, ESTIMATORS
+from immunize.spectrum.separability import separability
 
 PARTS = ("fit", "held_out")
 WHICH = ("immunized", "theta_0")

@@ -39,7 +39,6 @@ from torch import Tensor
 
 from immunize.data import ROLES, Parts
 from immunize.evaluation.numbers import by_extractor, ratio_numbers, spectrum_numbers
-from immunize.evaluation.separability import probe_accuracy, separability
 from immunize.evaluation.verdicts import VERDICTS_BY, verdict_numbers, verdicts_of
 from immunize.memoize import memoize
 from immunize.spectrum.condition import (
@@ -52,6 +51,7 @@ from immunize.spectrum.condition import (
 )
 from immunize.spectrum.decompositions import svd
 from immunize.spectrum.ranges import with_rank_of_map
+from immunize.spectrum.separability import probe_accuracy, separability
 
 DEFAULT_STEPS = 20_000
 THRESHOLDS = (0.1, 0.01)

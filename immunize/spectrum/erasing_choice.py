@@ -40,6 +40,7 @@ from immunize.spectrum.separability import (
     correlation,
     cross_fitted_correlation,
     folds_of,
+    in_halves,
     ridge_solutions,
     scaled_targets,
 )
@@ -297,10 +298,8 @@ class _Judge:
         """Probes of D_H on one half of the rows set aside, fitted on the other."""
         found = []
         for x, y, held in self.sets:
-            seen, labels = x[held] if r is None else r(x[held]), y[held]
-            half = folds_of(labels, 2, self.seed) == 0
-            both = [cross_fitted_correlation(seen, labels, judged, PROBES) for judged in (half, ~half)]
-            found.append(float(torch.stack(both).mean(0).max()))
+            seen = x[held] if r is None else r(x[held])
+            found.append(float(in_halves(cross_fitted_correlation, seen, y[held], PROBES, self.seed).max()))
         return max(found)
 
 

@@ -18,12 +18,13 @@ Shapes: N samples, D features, C columns of targets, R values of ρ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from immunize.memoize import memoize
 from immunize.spectrum.condition import all_finite, binary_unit, check_matrix, check_squares
 
 RHOS = (1e-3, 1e-2, 1e-1)
@@ -32,6 +33,13 @@ RHOS = (1e-3, 1e-2, 1e-1)
 Kernel = Literal["linear", "rbf"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 """rbf: exp(-d²/2m), m the median of the squared distances d² between two of the rows that the probe is fitted on."""
+
+
+Separability = dict[str, dict[str, float]]
+"""Measure, "in_sample" or "cross_fitted", to ρ to its value."""
+
+DECIMALS = 9
+"""Of what a record keeps; what is smaller is rounding, and another one on another machine."""
 
 
 def target_columns(y: Tensor) -> Tensor:
@@ -200,6 +208,58 @@ def cross_fitted_accuracy(features: Tensor, classes: Tensor, judged: Tensor, rho
     if not (_constant(f, fitted) or _constant(y, known)):
         scores = scores + _predicted(f, y, features[judged] - fitted.mean(0), rhos)
     return share_right(scores, columns[judged].argmax(1))
+
+
+def in_halves(
+    measure: Callable[..., Tensor], features: Tensor, targets: Tensor, rhos: Sequence[float] = RHOS, seed: int = 0
+) -> Tensor:
+    """A measure with each half of the rows judged by a probe fitted on the other, averaged: (R,).
+
+    Args:
+        measure: :func:`cross_fitted_correlation` or :func:`cross_fitted_accuracy`.
+        features: (N, D) float64.
+        targets: (N,) class numbers, or one target.
+        rhos: ρ > 0.
+        seed: of the halves, which are the same in every run.
+    """
+    half = folds_of(targets, 2, seed) == 0
+    one, other = (measure(features, targets, judged, rhos) for judged in (half, ~half))
+    return (one + other) / 2
+
+
+@memoize(8)  # θ_0 in a sweep; D_P beside each of several harmful data sets
+def separability(x: Tensor, y: Tensor, theta: Tensor | None = None) -> Separability:
+    """The in-sample share g, and the correlation c on each half of the rows of a probe fitted on the other, averaged.
+
+    Args:
+        x: (N, D), float32 or float64.
+        y: (N,) class numbers if its dtype is whole, otherwise targets.
+        theta: (D, D) of the type of x, which makes features x @ theta of it; None where x are the features.
+    """
+    if bool((y == y[0]).all()):  # nothing to tell apart, whatever the features
+        found = dict.fromkeys(("in_sample", "cross_fitted"), torch.zeros(len(RHOS)))
+    else:
+        features = (x if theta is None else x @ theta).double()
+        carried = in_halves(cross_fitted_correlation, features, y)
+        found = {"in_sample": in_sample_share(features, y), "cross_fitted": carried}
+    return {
+        measure: {f"{rho:g}": round(value, DECIMALS) + 0.0 for rho, value in zip(RHOS, of.tolist(), strict=True)}
+        for measure, of in found.items()
+    }
+
+
+@memoize(4)  # D_P raw, in a sweep
+def probe_accuracy(x: Tensor, y: Tensor) -> float:
+    """The accuracy on each half of the rows of a ridge probe fitted on the other, averaged, at the best of the three ρ.
+
+    Args:
+        x: (N, D) features, float32 or float64.
+        y: (N,) class numbers, as whole numbers of any dtype.
+
+    Returns:
+        percent.
+    """
+    return 100 * float(in_halves(cross_fitted_accuracy, x.double(), y.long()).max())
 
 
 def share_right(scores: Tensor, classes: Tensor) -> Tensor:

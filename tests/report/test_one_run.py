@@ -26,6 +26,7 @@ from immunize.report.card import card_of, card_text, threat_model
 from immunize.report.curves import draw_norm_ratio, norm_ratio_figure
 from immunize.report.html.run import run_page
 from immunize.report.naming import PARTS, RATIOS, part_words
+from immunize.report.one_run import separability_lines
 from immunize.report.table import WIDTH, short
 from immunize.spectrum.condition import ESTIMATORS
 from tests.commands import Called
@@ -264,3 +265,19 @@ def test_commands(attacked_run: Path, tmp_path: Path, called: Called) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {REPORT, CARD_MD, CARD_JSON}
     for words in (("run=a", "sweep=b"), ("sweep=",)):  # the latter of `make page` alone
         assert "give one of run=<folder> and sweep=<folder>" in called(main, "html", *words).err
+
+
+def test_the_card_says_what_a_probe_learns_and_of_a_record_of_before_nothing(finished_run: Path) -> None:
+    record = read_record(finished_run)
+    of = record["separability"]["fit"]["harmful"]
+    before, after = (max(of[which]["cross_fitted"].values()) for which in ("identity", "immunized"))
+    assert f"harmful {before:.3f} → {after:.3f}" in card_text(card_of(record, None), None)
+    del record["separability"]
+    assert "ridge probe" not in card_text(card_of(record, None), None)
+
+
+def test_a_task_with_nothing_to_tell_apart_has_no_line() -> None:
+    nothing, something = {"before": 0.0, "after": 0.0}, {"before": 0.5, "after": -0.25}
+    assert separability_lines({"fit": {"pretrain": nothing, "harmful": nothing}}) == []
+    *_, line = separability_lines({"held_out": {"pretrain": nothing, "harmful": something}})
+    assert line == "held out: harmful 0.500 → -0.250"

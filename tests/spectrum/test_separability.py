@@ -18,6 +18,7 @@ from immunize.spectrum.separability import (
     folds_of,
     in_sample_share,
     probe_correlation,
+    separability,
 )
 from tests import reference as ref
 
@@ -156,3 +157,21 @@ def test_bad_input_is_refused() -> None:
         for function in (cross_fitted_correlation, cross_fitted_accuracy):
             with pytest.raises(ValueError, match="judged"):
                 function(x, y, rows)
+
+
+def test_every_row_is_judged_once_and_each_half_has_its_share_of_every_class() -> None:
+    y = torch.tensor([0] * 30 + [1] * 9 + [2] * 2)
+    x = ref.gaussian(41, 5, seed=1)
+    x[:, 0] += y
+    found = separability(x, y)
+    assert found["in_sample"]["0.01"] == pytest.approx(ref.in_sample_share(x, ref.one_hot(y), 0.01), abs=1e-8)
+    half = folds_of(y, 2) == 0
+    assert torch.bincount(y[half]).tolist() in ([15, 5, 1], [15, 4, 1])
+    wanted = [ref.cross_fitted_correlation(x, ref.one_hot(y), judged, 0.1) for judged in (half, ~half)]
+    assert found["cross_fitted"]["0.1"] == pytest.approx(sum(wanted) / 2, abs=1e-8)
+
+
+def test_a_target_is_split_by_its_values() -> None:
+    y = ref.gaussian(101, seed=3)
+    x = torch.stack([y, ref.gaussian(101, seed=4)], 1)
+    assert separability(x, y)["cross_fitted"]["0.001"] > 0.999
