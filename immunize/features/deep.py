@@ -218,8 +218,9 @@ class DeepExtractor(nn.Module):
             with torch.no_grad():
                 example = example.to(device_of(backbone))
                 given = backbone.eval()(example)
-            if given.ndim != 2 or given.shape[1] != head.in_features:
-                raise UserError(f"the backbone gives {tuple(given.shape)}, the head needs (N, {head.in_features})")
+            gives = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+            if gives != (len(example), head.in_features):
+                raise UserError(f"the backbone gives {gives}, the head needs (N, {head.in_features})")
         network = nn.Sequential(OrderedDict(backbone=backbone, head=head))
         name = name or type(backbone).__name__
         found = cls(network, backbone, head, trainable, name=name, example=example, data_config=data_config)

@@ -218,6 +218,8 @@ def test_any_module_and_what_does_not_fit_it() -> None:
     assert not DeepExtractor.from_module(backbone, head, ["3"]).split
     with pytest.raises(UserError, match=r"the backbone gives \(5, 4\), the head needs \(N, 2\)"):
         DeepExtractor.from_module(backbone, nn.Linear(2, 3), ["3"], example=x)
+    with pytest.raises(UserError, match=r"the backbone gives tuple, the head needs \(N, 4\)"):
+        DeepExtractor.from_module(nn.GRU(6, 4), head, ["weight_hh_l0"], example=x)
     with pytest.raises(UserError, match="bring a loader"):
         extractor.transform()
     extractor.check_classes(3)
