@@ -117,8 +117,7 @@ class Immunized:
         if self.aims_at_kappa and not v.b:
             failed.append(f"(b): D_P is {v.ratio_pretrain:.5g} times as hard; {fewer}, or another method")
         if not v.c:
-            less = "a smaller multiplier" if self.aims_at_kappa else "(erase) a smaller rank"
-            failed.append(f"(c): D_P's accuracy fell to {v.accuracy_after:.2f} %; take fewer steps or {less}")
+            failed.append(f"(c): D_P's accuracy fell to {v.accuracy_after:.2f} %; {fewer}, or another method")
         return "; ".join(f"Definition 3.1 fails {one}" for one in failed)
 
     def __str__(self) -> str:

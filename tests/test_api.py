@@ -220,6 +220,7 @@ def test_methods_that_do_not_aim_at_kappa(network: Network, method: str, caplog:
     fallen = replace(found, verdicts=replace(found.verdicts, a=False, b=False, c=False)).what_failed
     assert fallen.startswith("Definition 3.1 fails (c): ")
     assert "multiplier" not in fallen
+    assert ("fewer steps" in fallen) is (found.steps > 0)
     assert not caplog.text
 
 
