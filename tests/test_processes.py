@@ -20,6 +20,7 @@ import torch
 
 from immunize import processes
 from immunize.errors import UserError
+from immunize.pipeline import __main__ as of_pipeline
 from immunize.threads import cpu_threads
 from tests.commands import ENVIRONMENT, ROOT, Command
 from tests.training.two_processes import METHODS
@@ -90,6 +91,19 @@ def test_ctrl_c_while_a_process_of_a_run_starts_is_no_traceback(tmp_path: Path) 
     assert (process.communicate(timeout=60)[1], process.returncode) == ("", -signal.SIGINT)
     assert opened is not None
     os.close(opened)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_process_that_fails_first_says_why_and_no_other(
+    first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An image that only one of them reads, or a disk that only one of them writes to, may be why."""
+    for name, replaced in {"end_with_parent": lambda: None, "is_first": lambda: first}.items():
+        monkeypatch.setattr(f"immunize.pipeline.__main__.{name}", replaced)
+    monkeypatch.setattr("logging.disable", lambda level: None)
+    (spec := tmp_path / "spec").write_text(json.dumps({"config": {"method": {"name": "ours"}}}))
+    assert [of_pipeline.main(spec) for _ in range(2)] == [1, 1]
+    assert capsys.readouterr().err == "error: _target_ is missing beside name: it names what is built\n"
 
 
 @pytest.mark.parametrize(

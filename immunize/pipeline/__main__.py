@@ -28,16 +28,20 @@ def main(path: Path) -> int:
     from immunize.pipeline.assemble import assemble
     from immunize.pipeline.experiment import new_record, run
 
-    clock, spec = time.perf_counter(), json.loads(path.read_text(encoding="utf-8"))
-    settings = OmegaConf.create(spec["config"])
+    clock = time.perf_counter()
     try:
+        spec = json.loads(path.read_text(encoding="utf-8"))
+        settings = OmegaConf.create(spec["config"])
         signal.signal(signal.SIGINT, signal.default_int_handler)
         record = new_record(spec["config"], build(settings.method, leave_out=NOT_ARGUMENTS)) | {
             "command": spec["command"]
         }
         run(assemble(settings), record, path.parent, clock, quiet=spec["quiet"])
-    except UserError as error:
-        if is_first():
+    except Exception as error:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()  # by the first that fails; the others fail of the same, or of its end
+            if not isinstance(error, UserError | OSError):
+                raise
             print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     except KeyboardInterrupt:
