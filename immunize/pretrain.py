@@ -22,7 +22,7 @@ from immunize.instantiate import NOT_ARGUMENTS, build, build_source
 from immunize.processes import process_count, started_outside
 from immunize.records import CHECKPOINT, RECORD, begun, peak_memory_mib, provenance, write_record
 from immunize.schemas import PretrainConfig
-from immunize.settings import SEED, THREADS_OR_NULL, Rule, check, check_folder, refuse_finished
+from immunize.settings import SEED, THREADS_OR_NULL, Rule, alone_in, check, check_folder, refuse_finished
 from immunize.sweeping import done_record
 from immunize.threads import cpu_threads, threads_in_force
 
@@ -103,7 +103,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
         **told(whole, idle, hashed),
     }
     seed_everything(cfg.seed, workers=True, verbose=False)
-    with cpu_threads(threads_in_force(cfg.threads)):
+    with alone_in(folder), cpu_threads(threads_in_force(cfg.threads)):
         record |= provenance()
         own = ALL_OF_IT if cfg.model.get("fresh_head") else FROM_SCRATCH
         node = OmegaConf.merge(cfg.model, {key: value for key, value in own.items() if key in cfg.model})

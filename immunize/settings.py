@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import is_deep
 from immunize.errors import CheckpointError, UserError
+from immunize.files import held
 from immunize.records import read_record
 from immunize.schemas import TrainConfig
 
@@ -227,3 +228,11 @@ def check_folder(folder: Path, setting: str = "hydra.run.dir") -> None:
         raise UserError(
             f"cannot write into the output folder {folder} ({error.strerror}); choose another with {setting}=<folder>"
         ) from None
+
+
+def alone_in(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Hold the output folder for this run; on entering, a UserError where another is at work there."""
+    return held(
+        folder,
+        UserError(f"another run is at work in {folder}; wait for its end, or choose another: hydra.run.dir=..."),
+    )

@@ -17,11 +17,10 @@ from immunize.cli import command, in_sweep, output_folder, pasted, sigint_restor
 from immunize.config import hash_of_run, is_deep, resolved
 from immunize.effects import asked_for
 from immunize.errors import UserError
-from immunize.files import held
 from immunize.instantiate import NOT_ARGUMENTS, build, sources_of
 from immunize.processes import is_first, process_count, run_processes, started_outside
 from immunize.records import RECORD, read_record
-from immunize.settings import check_folder, check_settings, refuse_finished
+from immunize.settings import alone_in, check_folder, check_settings, refuse_finished
 from immunize.sweeping import done_record, value_of
 
 
@@ -62,8 +61,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     method = build(cfg.method, leave_out=NOT_ARGUMENTS)
     record = new_record(settings, method, given)
     count = process_count(cfg.trainer) if is_deep(cfg) and method.trains else 1
-    alone = UserError(f"another run is at work in {folder}; wait for its end, or choose another: hydra.run.dir=...")
-    with held(folder, alone) if is_first() else contextlib.nullcontext(), sigint_restored():
+    with alone_in(folder) if is_first() else contextlib.nullcontext(), sigint_restored():
         if count > 1 and not started_outside():
             spec = {"config": settings, "command": record["command"], "quiet": quiet}
             run_processes(spec, folder, count, "immunize.pipeline")

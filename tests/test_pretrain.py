@@ -21,6 +21,7 @@ from immunize.data.images.pair import ImagePair, stream_loader
 from immunize.data.splits import ROLES
 from immunize.errors import UserError
 from immunize.features.weights import load_weights
+from immunize.files import held
 from immunize.objective import task_loss
 from immunize.pipeline.assemble import new_trainer
 from immunize.pipeline.fit import TRAINING
@@ -49,6 +50,12 @@ def test_it_learns_and_a_run_that_takes_the_checkpoint_finds_the_same_accuracy(t
     of_run = (SMALL[0], "objective.max_steps=1", "pretrain._target_=immunize.data.digits.Digits")
     run = run_tiny_deep(tmp_path, *of_run, f"model.checkpoint={folder / CHECKPOINT}")
     assert run["pretrain_accuracy"]["before"] == pytest.approx(record["accuracy"], abs=1e-9)
+
+
+def test_a_folder_belongs_to_one_training_at_a_time(tmp_path: Path) -> None:
+    told = pytest.raises(UserError, match=r"another run is at work in .*hydra\.run\.dir")
+    with held(tmp_path, AssertionError()), told:
+        pretrain.run(composed(*FEW, "epochs=1"), tmp_path, quiet=True)
 
 
 def test_a_fresh_head_is_put_on_the_weights_that_are_there(trained: Run, tmp_path: Path) -> None:
