@@ -35,7 +35,7 @@ PAIRINGS, LINEAR_LOSSES, DEEP_LOSSES = ("max_size_cycle", "min_size"), ("mse", "
 """What `immunize.data.pair.Mode` and `task_loss` accept; their rooms import torch."""
 
 PROBES = ("gd", "least_squares", "sgd", "adam")
-"""Optimizers of the probe, as `immunize.evaluation.feature_probe.DEFAULT_STEPS` has them."""
+"""Optimizers of the probe, which `immunize.evaluation.feature_probe` knows."""
 
 HALF = ("16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")
 """Lightning's names of whatever makes a network's own weights half as wide."""

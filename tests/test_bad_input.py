@@ -133,12 +133,10 @@ def test_values_out_of_range_are_refused(
 def test_settings_and_rooms_accept_the_same_words() -> None:
     """The rules cannot import the rooms, which import torch."""
     from immunize.data.pair import Mode
-    from immunize.evaluation.feature_probe import DEFAULT_STEPS
     from immunize.objective.base import LOSSES
 
     assert get_args(Mode) == settings.PAIRINGS
     assert {*settings.LINEAR_LOSSES, *settings.DEEP_LOSSES} == set(LOSSES)
-    assert tuple(DEFAULT_STEPS) == settings.PROBES
 
 
 def test_logger_package_that_is_not_installed(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ probe_accuracy    of a probe trained on `fit`, measured on `held_out`, after som
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -22,11 +22,9 @@ from torch import Tensor
 
 from immunize.data import ROLES, Role
 from immunize.errors import UserError
-from immunize.evaluation.feature_probe import DEFAULT_STEPS, MILESTONES, ProbeCurve, probe
+from immunize.evaluation.feature_probe import MILESTONES, ProbeCurve, probe
 from immunize.evaluation.numbers import by_extractor, spectrum_numbers
 from immunize.evaluation.ratios import (
-    GROUP_SIZE,
-    N_GROUPS,
     block_grams,
     draw_groups,
     generator,
@@ -35,7 +33,7 @@ from immunize.evaluation.ratios import (
     pooled_ratios,
 )
 from immunize.evaluation.verdicts import VERDICTS_BY, verdict_numbers, verdicts_of
-from immunize.spectrum.condition import DEFAULT_RHO, ESTIMATORS
+from immunize.spectrum.condition import ESTIMATORS
 from immunize.spectrum.separability import separability
 
 PARTS = ("fit", "held_out")
@@ -53,21 +51,21 @@ class EvaluationSettings:
 
     Attributes:
         rho: ρ of the `ridge` estimator.
-        n_groups: groups of the paper's protocol.
-        group_size: samples in each.
+        n_groups: groups of the paper's protocol, which has 20.
+        group_size: samples in each, there 100.
         replicates: of the bootstraps; fewer than 2 give no intervals.
         probe_steps: optimizer to steps of the probe on D_H; an optimizer that is not named is left out.
         pretrain_probe_steps: most steps of each probe on D_P.
         probe_rows: most rows that a probe is trained on, drawn at random; null takes all.
     """
 
-    rho: float = DEFAULT_RHO
-    n_groups: int = N_GROUPS
-    group_size: int = GROUP_SIZE
-    replicates: int = 100
-    probe_steps: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_STEPS))
-    pretrain_probe_steps: int = 300
-    probe_rows: int | None = 10_000
+    rho: float
+    n_groups: int
+    group_size: int
+    replicates: int
+    probe_steps: Mapping[str, int]
+    pretrain_probe_steps: int
+    probe_rows: int | None
 
 
 def evaluate_deep(

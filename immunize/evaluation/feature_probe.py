@@ -32,9 +32,6 @@ from immunize.memoize import memoize
 from immunize.spectrum.decompositions import eigh, eigvalsh
 from immunize.spectrum.separability import share_right
 
-DEFAULT_STEPS = {"gd": 1000, "least_squares": 10_000, "sgd": 1000, "adam": 300}
-"""Every optimizer there is, and how many steps it takes."""
-
 MILESTONES = (30, 300, 1000)
 """Steps that every curve holds if it is long enough, so that probes can be compared at them."""
 
@@ -74,7 +71,7 @@ def probe(  # noqa: PLR0917 - positional, so that `memoize` has one key
         y: (N,) int64 labels from 0.
         x_test: (M, D) features of rows to measure on.
         y_test: (M,) their labels.
-        optimizer: a key of `DEFAULT_STEPS`.
+        optimizer: one of the four above.
         steps: how many, at least one.
         seed: of the mini-batches of `sgd`; the others draw nothing.
     """

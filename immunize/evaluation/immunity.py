@@ -53,7 +53,6 @@ from immunize.spectrum.decompositions import svd
 from immunize.spectrum.ranges import with_rank_of_map
 from immunize.spectrum.separability import probe_accuracy, separability
 
-DEFAULT_STEPS = 20_000
 THRESHOLDS = (0.1, 0.01)
 """Norm ratios whose first passage is reported."""
 
@@ -161,7 +160,7 @@ def evaluate_part(
     tasks: Mapping[str, str],
     *,
     rho: float = DEFAULT_RHO,
-    probe_steps: int = DEFAULT_STEPS,
+    probe_steps: int,
 ) -> dict[str, Any]:
     """Evaluate θ against the identity on one pair of data sets.
 
@@ -280,7 +279,7 @@ class NormRatioCurve:
         return steps, [float(self.ratio[step]) for step in steps]
 
 
-def norm_ratio_curve(eigenvalues: Tensor, optimum: Tensor, *, steps: int = DEFAULT_STEPS) -> NormRatioCurve:
+def norm_ratio_curve(eigenvalues: Tensor, optimum: Tensor, *, steps: int) -> NormRatioCurve:
     """Simulate the probe in the eigenbasis of H.
 
     Args:

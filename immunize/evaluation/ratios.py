@@ -48,7 +48,6 @@ from torch import Tensor
 from immunize.evaluation.numbers import KAPPAS, RATIOS, ratio_numbers
 from immunize.memoize import memoize
 from immunize.spectrum.condition import (
-    DEFAULT_RHO,
     ESTIMATORS,
     ConditionNumber,
     Estimator,
@@ -195,7 +194,7 @@ def pooled_ratios(
     pretrain_baseline: BlockGrams,
     harmful_baseline: BlockGrams,
     *,
-    rho: float = DEFAULT_RHO,
+    rho: float,
     replicates: int,
     draws: torch.Generator,
 ) -> dict[Estimator, PooledRatio]:
@@ -248,13 +247,8 @@ def _resampled(blocks: Tensor, n_samples: int, counts: Tensor) -> list[Spectrum]
 
 # --- groups ----------------------------------------------------------------------------------------------------------
 
-N_GROUPS, GROUP_SIZE = 20, 100
-"""Of the paper, §5.2."""
 
-
-def draw_groups(
-    n_samples: int, draws: torch.Generator, *, n_groups: int = N_GROUPS, group_size: int = GROUP_SIZE
-) -> Tensor:
+def draw_groups(n_samples: int, draws: torch.Generator, *, n_groups: int, group_size: int) -> Tensor:
     """Indices of random groups: no sample twice in a group, and in no two groups as long as there are enough samples.
 
     A permutation of the samples is cut into groups; where fewer are left than a group needs, the next one begins.
@@ -306,7 +300,7 @@ def group_numbers(
     estimator: Estimator = "spectrum",
     *,
     n_samples: tuple[int, int],
-    rho: float = DEFAULT_RHO,
+    rho: float,
     replicates: int,
     draws: torch.Generator,
 ) -> dict[str, Any]:

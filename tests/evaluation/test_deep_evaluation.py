@@ -17,9 +17,7 @@ from immunize.evaluation.deep import PARTS, WHICH, EvaluationSettings, evaluate_
 from tests import reference as ref
 
 D, CLASSES = 8, 3
-SMALL = EvaluationSettings(
-    n_groups=4, group_size=20, replicates=10, probe_steps={"gd": 40, "adam": 20}, pretrain_probe_steps=30
-)
+SMALL = EvaluationSettings(0.01, 4, 20, 10, {"gd": 40, "adam": 20}, pretrain_probe_steps=30, probe_rows=None)
 SAME = {"before": 80.0, "after": 80.0}
 Features = dict[str, dict[str, dict[str, tuple[Tensor, Tensor]]]]
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from immunize.evaluation.feature_probe import DEFAULT_STEPS, MILESTONES, _shuffled, _thinned, probe
+from immunize.evaluation.feature_probe import MILESTONES, _shuffled, _thinned, probe
 from immunize.evaluation.products import _by_onednn, packed, products
+from immunize.settings import PROBES
 from tests import reference as ref
 
 CLASSES = 4
-OPTIMIZERS = sorted(DEFAULT_STEPS)
+OPTIMIZERS = sorted(PROBES)
 Task = tuple[Tensor, Tensor, Tensor, Tensor]
 
 

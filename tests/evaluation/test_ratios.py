@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 from unittest.mock import Mock
@@ -32,12 +33,13 @@ def four(n: int = 60, d: int = 8) -> Four:
 
 @pytest.mark.parametrize("n", [100, 199, 250, 1999, 2000, 2099])
 def test_no_group_holds_a_row_twice_and_no_two_share_one_where_there_are_enough(n: int) -> None:
-    groups = ratios.draw_groups(n, ref.generator(0))
+    draw = functools.partial(ratios.draw_groups, n, n_groups=20, group_size=100)
+    groups = draw(ref.generator(0))
     assert groups.shape == (20, 100)
     assert all(len(set(group.tolist())) == 100 for group in groups)
     assert torch.bincount(groups.flatten(), minlength=n).max() <= math.ceil(20 / (n // 100))
-    assert torch.equal(groups, ratios.draw_groups(n, ref.generator(0)))
-    assert not torch.equal(groups, ratios.draw_groups(n, ref.generator(1)))
+    assert torch.equal(groups, draw(ref.generator(0)))
+    assert not torch.equal(groups, draw(ref.generator(1)))
     assert 0.4 * n < float(groups.double().mean()) < 0.6 * n
 
 
