@@ -115,13 +115,14 @@ def generalized_spectrum(
         K_P = E diag(λ) Eᵀ,  M = λ^{-1/2}EᵀK_HEλ^{-1/2} = U diag(μ) Uᵀ,  W = Eλ^{-1/2}U,  W⁻¹ = Uᵀλ^{1/2}Eᵀ
 
     Args:
-        gram_pretrain: (D, D) float64, K_P, not zero; any positive multiple serves (a covariance).
-        gram_harmful: (D, D) float64, K_H, likewise.
+        gram_pretrain: (D, D) float64, K_P; any positive multiple serves (a covariance).
+        gram_harmful: (D, D) float64, K_H.
         n_samples: (N_P, N_H) the matrices were accumulated from; None counts both as large enough.
         shrinkage: ρ of K + ρ·tr(K)/D·I, one number or (ρ_P, ρ_H), both positive or both zero.
 
     Raises:
-        ValueError: entries too far apart for float64, negative ρ, or fewer samples than features with ρ = 0.
+        ValueError: a matrix of zeros, entries too far apart for float64, negative ρ, or fewer samples than features
+            with ρ = 0.
     """
     size = len(gram_pretrain)
     n_pretrain, n_harmful = (size, size) if n_samples is None else n_samples
@@ -131,6 +132,7 @@ def generalized_spectrum(
     values, vectors = values.flip(0), vectors.flip(1)
     pretrain = spectrum_of_eigenvalues(values, n_pretrain)
     harmful = spectrum_of_eigenvalues(eigvalsh(gram_harmful).flip(0), n_harmful)
+    kappas = _kappa(pretrain, rho[0]), _kappa(harmful, rho[1])  # zeros have none
     if not 1 / LARGEST < (times := harmful.trace / pretrain.trace) < LARGEST:
         raise ValueError(f"K_H is {times:.0e} times K_P, so far apart that float64 loses one: change the unit of one")
     rank = pretrain.rank
@@ -163,8 +165,8 @@ def generalized_spectrum(
         harmful_only=harmful_only,
         unseen=size - rank - harmful_only,
         shrinkage=rho,
-        kappa_pretrain=_kappa(pretrain, rho[0]),
-        kappa_harmful=_kappa(harmful, rho[1]),
+        kappa_pretrain=kappas[0],
+        kappa_harmful=kappas[1],
     )
 
 

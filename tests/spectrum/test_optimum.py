@@ -219,6 +219,7 @@ K, OTHER = random_gram(4, 1), random_gram(4, 2)
     ("k_p", "k_h", "options", "words"),
     [
         *((K, OTHER, {"shrinkage": rho}, "shrinkage is a finite") for rho in (-1e-3, math.nan, math.inf)),
+        *((*both, {}, "matrix of zeros") for both in ((0 * K, K), (K, 0 * K))),
         (K, OTHER, {"n_samples": (3, 10)}, r"N = 3 samples .* set shrinkage"),
         *((K / apart, OTHER * apart, {}, "float64 loses one: change the unit") for apart in (1e-80, 1e80)),
     ],
