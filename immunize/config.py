@@ -131,8 +131,8 @@ def settings_of(record: dict[str, Any], data_root: str | None) -> dict[str, Any]
 
     Args:
         record: of a run.
-        data_root: where data sets lie now; None where the run had them. A `root` or `file` of a data set's own that is
-            not there any more is looked for here by its name.
+        data_root: where data sets lie now; None where the run had them. A `root` or `file` of a data set's own, or
+            the `checkpoint` of θ_0, that is not there any more is looked for here by its name.
     """
     config = whole_config(record)
     if data_root is None:
@@ -148,7 +148,7 @@ def settings_of(record: dict[str, Any], data_root: str | None) -> dict[str, Any]
 def _of_its_own(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
     """The nodes of a configuration, at any depth, that name a folder or file of their own, and by which key."""
     if isinstance(value, dict):
-        yield from ((value, key) for key in ("root", "file") if isinstance(value.get(key), str))
+        yield from ((value, key) for key in ("root", "file", "checkpoint") if isinstance(value.get(key), str))
         for item in value.values():
             yield from _of_its_own(item)
 

@@ -292,7 +292,7 @@ def test_data_folder_is_the_option_or_the_variable_and_an_empty_one_is_none(monk
 def test_files_that_moved_with_the_data_folder_are_found_by_their_names(tmp_path: Path) -> None:
     """Below the data folder, and elsewhere what is not there any more but here."""
     there, new = tmp_path / "there", tmp_path / "new"
-    for folder in (there, new / "bad", new / "there", new / "mine.npz"):
+    for folder in (there, new / "bad", new / "there", new / "mine.npz", new / "theta_0.safetensors"):
         folder.mkdir(parents=True)
     config = {
         "data_root": "/old",
@@ -300,12 +300,14 @@ def test_files_that_moved_with_the_data_folder_are_found_by_their_names(tmp_path
         "pretrain": {"root": str(there), "file": "gone.npz"},
         "harmful": {"sets": {"own": {"root": "/elsewhere/bad", "file": "mine.npz"}}},
         "other": "/older/x",
+        "theta_0": {"checkpoint": "outputs/theta_0.safetensors"},
     }
     assert settings_of({"config": config}, None) == config
     assert settings_of({"config": config}, str(new)) == config | {
         "data_root": str(new),
         "model": {"checkpoint": f"{new}/weights/w.safetensors"},
         "harmful": {"sets": {"own": {"root": f"{new}/bad", "file": f"{new}/mine.npz"}}},
+        "theta_0": {"checkpoint": f"{new}/theta_0.safetensors"},
     }
 
 

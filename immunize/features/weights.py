@@ -153,7 +153,10 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     """
     path = path.expanduser()
     if not path.is_file():
-        raise CheckpointError(f"there is no file {path} to take weights from")
+        raise CheckpointError(
+            f"there is no file {path} to take weights from; of a run that is there already, data_root=<folder> names "
+            f"the one that {path.name} lies in now"
+        )
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -234,7 +234,7 @@ class ImageSource(SourceBase):
         return (
             f"Looked in {places} for {layouts}. {self.how_to_get} Name another folder with {self.role}.root=<folder>, "
             f"or the folder of all data sets with data_root=<folder> or IMMUNIZE_DATA; "
-            f"of a run that is there already, the folder that has this one by its name with data_root=."
+            f"of a run that is there already, data_root=<folder> names the one that this one lies in now."
         )
 
 
