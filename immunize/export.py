@@ -101,11 +101,14 @@ def _timm_config(network: nn.Module, model: dict[str, Any], arguments: dict[str,
 
 def _card(record: dict[str, Any], call: str) -> str:
     """Where the weights come from, how to load them, and what says how far the defence holds."""
+    from immunize.report.naming import data_name
+
+    pretrain, harmful = (data_name(record, role) for role in ("pretrain", "harmful"))
     return f"""# {record["model"]}, immunized by `{record["method"]}`
 
     model = {call}, checkpoint_path="{WEIGHTS}")
 
-Pre-trained on {record["pretrain"]}, immunized against {record["harmful"]}, seed {record["seed"]}; config hash
+Pre-trained on {pretrain}, immunized against {harmful}, seed {record["seed"]}; config hash
 {record["config_hash"]}. What was measured, and who learns the harmful task all the same, is on the run's card:
 `python -m immunize.report card run=<the run> out=<this folder>`. No condition number stops an attacker who probes
 with Adam or L-BFGS, whitens the features or fine-tunes the network.
