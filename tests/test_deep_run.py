@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -264,16 +263,6 @@ def test_resumed_within_an_epoch_is_bit_equal(whole: Run, tmp_path: Path, monkey
     assert same_weights(tmp_path, whole[0])
     assert all(record[key] == whole[1][key] for key in NUMBERS)
     assert logged(tmp_path) == logged(whole[0])
-
-
-def test_nothing_is_kept_within_a_step_of_several_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Resuming, "_save", lambda resuming, trainer: saved.append(trainer.global_step))
-    resuming, saved = Resuming(tmp_path / TRAINING, "hash", resume=False), []
-    for batch, step in enumerate((0, 1, 1, 2)):
-        trainer: Any = SimpleNamespace(global_step=step)
-        resuming.on_train_batch_end(trainer, nn.Identity(), None, None, batch)  # type: ignore[arg-type]
-        resuming.on_exception(trainer, nn.Identity(), SystemExit())  # type: ignore[arg-type]
-    assert saved == [1, 2]
 
 
 def test_what_a_checkpoint_goes_on_from_lies_in_the_log_before_it(whole: Run) -> None:
