@@ -18,6 +18,7 @@ Shapes: N samples, D features, C columns of targets, R values of ρ.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
@@ -81,7 +82,7 @@ def folds_of(y: Tensor, count: int, seed: int = 0) -> Tensor:
     Returns:
         (N,) int64, the fold of each row; a class that has fewer rows than there are folds is missing in some.
     """
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(int(seed)))
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(operator.index(seed)))
     folds = torch.empty(len(y), dtype=torch.int64)
     folds[order[y[order].argsort(stable=True)]] = torch.arange(len(y)) % count
     return folds

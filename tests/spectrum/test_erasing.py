@@ -217,6 +217,8 @@ def test_public_name_takes_arrays_and_labels_with_a_gradient() -> None:
     assert torch.equal(erase(X_P, X_H, target).matrix, erase(X_P, X_H, target.detach()).matrix)
     drawn, seed = (erase(X_P, X_H, Y, y_pretrain=Y_P, seed=of).trials for of in (np.int64(3), 3))
     assert drawn == seed
+    with pytest.raises(TypeError, match="integer"):
+        erase(X_P, X_H, Y, y_pretrain=Y_P, seed=1.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
