@@ -139,7 +139,7 @@ def settings_of(record: dict[str, Any], data_root: str | None) -> dict[str, Any]
         return config
     elsewhere = _moved(config, config["data_root"], data_root)
     for node, key in _of_its_own(elsewhere):
-        if not Path(node[key]).exists() and (here := Path(data_root) / Path(node[key]).name).exists():
+        if not Path(node[key]).expanduser().exists() and (here := Path(data_root) / Path(node[key]).name).exists():
             node[key] = str(here)
     assert isinstance(elsewhere, dict)
     return elsewhere

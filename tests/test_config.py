@@ -289,8 +289,11 @@ def test_data_folder_is_the_option_or_the_variable_and_an_empty_one_is_none(monk
         assert resolved(compose_config())["data_root"] == "data"
 
 
-def test_files_that_moved_with_the_data_folder_are_found_by_their_names(tmp_path: Path) -> None:
+def test_files_that_moved_with_the_data_folder_are_found_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Below the data folder, and elsewhere what is not there any more but here."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     there, new = tmp_path / "there", tmp_path / "new"
     for folder in (there, new / "bad", new / "there", new / "mine.npz", new / "theta_0.safetensors"):
         folder.mkdir(parents=True)
@@ -301,6 +304,7 @@ def test_files_that_moved_with_the_data_folder_are_found_by_their_names(tmp_path
         "harmful": {"sets": {"own": {"root": "/elsewhere/bad", "file": "mine.npz"}}},
         "other": "/older/x",
         "theta_0": {"checkpoint": "outputs/theta_0.safetensors"},
+        "home": {"root": "~/there"},
     }
     assert settings_of({"config": config}, None) == config
     assert settings_of({"config": config}, str(new)) == config | {
