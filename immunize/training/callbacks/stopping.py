@@ -162,16 +162,16 @@ class Progress(Callback):
         lines: int = 10,
     ) -> None:
         self.label, self.said, self.quiet, self.lines = label, said, quiet, lines
-        self._images = self._begun = self._done = 0
+        self._images = self._begun = 0
         self._started = self._seconds = self._told_at = 0.0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count; the first step, which sets everything up, only starts the clock."""
-        now, self._done = time.perf_counter(), trainer.global_step
+        now, done = time.perf_counter(), trainer.global_step
         if not self._started:
-            self._started, self._begun = now, self._done
+            self._started, self._begun = now, done
             return
         self._seconds = now - self._started
         sides = batch.values() if isinstance(batch, dict) else [batch]
@@ -179,8 +179,8 @@ class Progress(Callback):
         if self.quiet or not trainer.is_global_zero:
             return
         assert isinstance(pl_module, ImmunizationModule | SupervisedModule)
-        total, done = pl_module.steps, self._done
-        terminal, kept = sys.stderr.isatty(), done == total or not done % max(1, total // self.lines)
+        total, terminal = pl_module.steps, sys.stderr.isatty()
+        kept = done == total or not done % max(1, total // self.lines)
         if not (kept or (terminal and now - self._told_at >= REDRAWN)):
             return
         self._told_at = now
