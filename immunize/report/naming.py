@@ -13,14 +13,26 @@ _METHODS = (
 
 def _which(record: dict[str, Any], role: str) -> Any:
     """The digit, target or folder of images in one role; None where the data set is known by its name alone."""
-    facts = (record.get("data") or {}).get(role) or {}
+    facts = _facts(record, role)
     return next((facts[name] for name in ("digit", "target", "folder") if name in facts), None)
+
+
+def _facts(record: dict[str, Any], role: str) -> dict[str, Any]:
+    return (record.get("data") or {}).get(role) or {}
+
+
+def _sets(record: dict[str, Any], role: str) -> str:
+    """The data set in one role by its name; each of several with its folder of images: "cars+imagefolder bad"."""
+    sets = _facts(record, role).get("sets") or {}
+    if not any("folder" in of for of in sets.values()):
+        return str(record[role])
+    return "+".join(f"{name} {of['folder']}" if "folder" in of else name for name, of in sets.items())
 
 
 def data_name(record: dict[str, Any], role: str) -> str:
     """The data set in one role, with what it is of: "mnist 3", "housing SalePrice", "imagefolder bad"."""
     which = _which(record, role)
-    return str(record[role]) if which is None else f"{record[role]} {which}"
+    return _sets(record, role) if which is None else f"{record[role]} {which}"
 
 
 def part_words(part: str, protocol: str = "metrics") -> str:
@@ -41,7 +53,7 @@ def pair_title(record: dict[str, Any]) -> str:
 def pair_label(record: dict[str, Any]) -> str:
     """The pair as short as it can be told: "3→8" for digits, else "LotArea→SalePrice", "mine→bad", or the names."""
     sides = {role: _which(record, role) for role in ("pretrain", "harmful")}
-    return "→".join(str(record[role] if which is None else which) for role, which in sides.items())
+    return "→".join(_sets(record, role) if which is None else str(which) for role, which in sides.items())
 
 
 def side_label(side: Any) -> str:

@@ -243,6 +243,7 @@ def test_describe_tells_each_set(folders: Path) -> None:
     facts: Any = several(folders).describe()
     assert facts["skipped"] == {"fit": 1, "held_out": 0}
     assert facts["sets"]["h"]["images"] == {"fit": 16, "held_out": 4}
+    assert [of["folder"] for of in facts["sets"].values()] == ["p", "h"]
     assert facts["sets"]["p"]["images"]["fit"] == 150 + 2 * 12 - 1
     assert facts["sets"]["p"]["classes"] == 3
     assert sum(of["images"]["fit"] for of in facts["sets"].values()) == facts["images"]["fit"]

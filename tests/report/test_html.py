@@ -302,6 +302,13 @@ def test_folders_of_images_are_data_sets_of_their_own(table2: list[Record]) -> N
         record["data"]["pretrain"]["folder"], record["data"]["harmful"]["folder"] = "mine", folder
     assert {row[1] for row in page_of(table2).table("Mean ± standard deviation: fit, spectrum").rows} == {"4"}
     assert [of.title for of in summary_tables(table2)] == [f"imagefolder mine → imagefolder {of}" for of in "abcd"]
+    for record in table2:  # as one over harmful.sets.imagefolder.root=a,b,c,d
+        record["data"]["harmful"]["sets"] = {
+            "cars": {},
+            "imagefolder": {"folder": record["data"]["harmful"].pop("folder")},
+        }
+    assert {row[1] for row in page_of(table2).table("Mean ± standard deviation: fit, spectrum").rows} == {"4"}
+    assert [of.title for of in summary_tables(table2)] == [f"imagefolder mine → cars+imagefolder {of}" for of in "abcd"]
 
 
 def test_settings_are_named_by_what_differs_and_ordered_by_it(base: Record) -> None:

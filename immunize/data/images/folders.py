@@ -90,10 +90,10 @@ class ImageFolder(ImageSource):
         )
         return both, one, bare
 
-    def describe(self) -> dict[str, object]:
-        """Short facts for the record; of the path only the folder's own name."""
+    def own_folder(self) -> dict[str, object]:
+        """Of the path only the folder's own name."""
         assert self.root is not None
-        return super().describe() | {"folder": self.root.resolve().name}
+        return {"folder": self.root.resolve().name}
 
     def _alone(self, folder: Path, train: Path) -> Path:
         """The split folder, if no other one has its classes.

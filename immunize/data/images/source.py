@@ -180,7 +180,11 @@ class ImageSource(SourceBase):
 
     def describe(self) -> dict[str, object]:
         """Short facts for the record; counts are those after unreadable images were left out."""
-        return self.facts({"layout": self.layout, **self.counts()})
+        return self.facts({"layout": self.layout, **self.counts()}) | self.own_folder()
+
+    def own_folder(self) -> dict[str, object]:
+        """Of images of the user's own, whose names say nothing, the "folder" for the record."""
+        return {}
 
     def counts(self) -> dict[str, object]:
         """Classes, and how many images can and cannot be read by now."""
@@ -346,6 +350,7 @@ class SeveralSets(ImageSource):
                 "layout": source.layout,
                 "classes": source.n_classes,
                 "images": {split: counts[number] for split, counts in counted.items()},
+                **source.own_folder(),
             }
             for number, (name, source) in enumerate(self._sets.items())
         }
