@@ -31,6 +31,9 @@ WRAPPERS = ("state_dict", "model", "model_state_dict")
 PREFIXES = ("module.", "_orig_mod.")
 """What data parallelism and `torch.compile` put before all names."""
 
+MOVED = "; of a run that is there already, data_root=<folder> names the one that it lies in now"
+"""What to do where θ_0's file is not there; a run's own checkpoint lies with it."""
+
 
 def build_network(
     architecture: str,
@@ -67,7 +70,7 @@ def build_network(
         hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists those there are"
         raise UserError(f"timm has no model {architecture!r}; {hint}")
     config = timm.get_pretrained_cfg(architecture)
-    state = None if checkpoint is None else load_weights(Path(checkpoint))
+    state = None if checkpoint is None else load_weights(Path(checkpoint), missing=MOVED)
     use_hub = pretrained and state is None
     classes = n_classes
     if state is not None:
@@ -141,22 +144,20 @@ def save_weights(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str,
     write_tensors(path, tensors, dict(metadata or {}) | {"format": "pt"})  # which is what other loaders look for
 
 
-def load_weights(path: Path) -> dict[str, Tensor]:
+def load_weights(path: Path, *, missing: str = "") -> dict[str, Tensor]:
     """A state dict from safetensors, or from what `torch.save` wrote; on the CPU, half precision widened to float32.
 
     Args:
         path: a file. One that is not called .safetensors may hold the state dict within a dictionary of a training
             script, and names that start with some of `PREFIXES`.
+        missing: what else to say where it is not there.
 
     Raises:
         CheckpointError: it is missing or damaged, holds something else than tensors, or values that are not finite.
     """
     path = path.expanduser()
     if not path.is_file():
-        raise CheckpointError(
-            f"there is no file {path} to take weights from; of a run that is there already, data_root=<folder> names "
-            f"the one that {path.name} lies in now"
-        )
+        raise CheckpointError(f"there is no file {path} to take weights from{missing}")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -100,7 +100,7 @@ def test_bad_files(state: dict[str, Tensor], tmp_path: Path) -> None:
         torch.save(content, tmp_path / f"{name}.pth")
     save_weights(tmp_path / "nan.safetensors", state | {"bn1.bias": torch.full((64,), float("nan"))})
     for name, words in (
-        ("absent.pt", r"there is no file .*absent\.pt"),
+        ("absent.pt", r"there is no file .*absent\.pt to take weights from$"),  # as of a run that lost its own
         *((f"broken.{ending}", "cannot be read as") for ending in ("safetensors", "pth")),
         ("code.pth", r"cannot be read as a state dict: .* save model\.state_dict\(\)$"),
         *((f"{name}.pth", "no plain state dict") for name in ("list", "empty", "other")),
@@ -109,6 +109,8 @@ def test_bad_files(state: dict[str, Tensor], tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=words):
             load_weights(tmp_path / name)
     assert not Executed.ran
+    with pytest.raises(CheckpointError, match=r"absent\.pt to take .* data_root=<folder> names"):
+        network(checkpoint=tmp_path / "absent.pt")
 
 
 def test_tied_weights_are_saved_and_nothing_else_is_left(tmp_path: Path) -> None:
