@@ -103,6 +103,7 @@ def test_the_process_that_fails_first_says_why_and_no_other(
     monkeypatch.setattr("logging.disable", lambda level: None)
     (spec := tmp_path / "spec").write_text(json.dumps({"config": {"method": {"name": "ours"}}}))
     assert [of_pipeline.main(spec) for _ in range(2)] == [1, 1]
+    of_pipeline.leave_group()  # there is none yet
     assert capsys.readouterr().err == "error: _target_ is missing beside name: it names what is built\n"
 
 

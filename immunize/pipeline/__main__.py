@@ -49,10 +49,16 @@ def main(path: Path) -> int:
     return 128 + signal.SIGINT if record["status"] == "interrupted" else 0
 
 
-if __name__ == "__main__":
-    code = main(Path(sys.argv[1]))
+def leave_group() -> None:
+    """Leave the others, if it has come to a group of processes: what fails before that has said why."""
     import torch
 
     with contextlib.suppress(RuntimeError, ValueError):
-        torch.distributed.destroy_process_group()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]))
+    leave_group()
     sys.exit(code)
