@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,9 +36,14 @@ MILESTONES = (30, 300, 1000)
 """Steps that every curve holds if it is long enough, so that probes can be compared at them."""
 
 BATCH_SIZE, MOMENTUM = 256, 0.9
-_ADAM_STEP = 0.03
 _LOGISTIC = 2.0
 """1/L of the logistic loss for features with λ_1(FᵀF)/N = 1."""
+
+_RULES: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, float]]] = {
+    "gd": (torch.optim.SGD, {"lr": _LOGISTIC}),
+    "sgd": (torch.optim.SGD, {"lr": _LOGISTIC, "momentum": MOMENTUM}),
+    "adam": (torch.optim.Adam, {"lr": 0.03}),
+}
 
 
 @dataclass(frozen=True)
@@ -100,10 +105,8 @@ def _trained(  # noqa: PLR0917
 ) -> Iterator[Tensor]:
     """W after each of the steps `taken`; the same tensor every time."""
     weights.requires_grad_(True)
-    if optimizer == "adam":
-        rule: torch.optim.Optimizer = torch.optim.Adam([weights], lr=_ADAM_STEP)
-    else:
-        rule = torch.optim.SGD([weights], lr=_LOGISTIC, momentum=MOMENTUM if optimizer == "sgd" else 0.0)
+    make, settings = _RULES[optimizer]
+    rule = make([weights], **settings)
     batches: Iterator[tuple[Tensor, Tensor, Tensor]]
     if optimizer == "sgd":
         batches = ((x[rows], x[rows].T, y[rows]) for rows in _shuffled(len(x), draws, x.device))
