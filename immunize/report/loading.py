@@ -37,7 +37,7 @@ from immunize.records import (
     read_file,
     read_immunized,
 )
-from immunize.report.naming import PROTOCOLS, data_name
+from immunize.report.naming import PROTOCOLS, data_facts, data_name
 
 SEPARATOR = "/"
 _LEFT_OUT = ("curves", "spectra")
@@ -227,7 +227,7 @@ def by_harmful_set(record: dict[str, Any]) -> list[dict[str, Any]]:
     Args:
         record: of any run; one with a single harmful data set is returned as it is.
     """
-    facts = ((record.get("data") or {}).get("harmful") or {}).get("sets")
+    facts = data_facts(record, "harmful").get("sets")
     if not facts:
         return [record]
     rest = {key: value for key, value in record.items() if key not in _OF_THE_WHOLE}

@@ -13,17 +13,18 @@ _METHODS = (
 
 def _which(record: dict[str, Any], role: str) -> Any:
     """The digit, target or folder of images in one role; None where the data set is known by its name alone."""
-    facts = _facts(record, role)
+    facts = data_facts(record, role)
     return next((facts[name] for name in ("digit", "target", "folder") if name in facts), None)
 
 
-def _facts(record: dict[str, Any], role: str) -> dict[str, Any]:
+def data_facts(record: dict[str, Any], role: str) -> dict[str, Any]:
+    """What the record says of the data set in one role; nothing where it says nothing."""
     return (record.get("data") or {}).get(role) or {}
 
 
 def _sets(record: dict[str, Any], role: str) -> str:
     """The data set in one role by its name; each of several with its folder of images: "cars+imagefolder bad"."""
-    sets = _facts(record, role).get("sets") or {}
+    sets = data_facts(record, role).get("sets") or {}
     if not any("folder" in of for of in sets.values()):
         return str(record[role])
     return "+".join(f"{name} {of['folder']}" if "folder" in of else name for name, of in sets.items())
