@@ -10,35 +10,25 @@ import math
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from experiments.bench import __main__ as bench
 from experiments.bench import attack, deep, machine, start, table
-from experiments.bench.machine import HERE, MACHINE, ROOT, read, write_csv
+from experiments.bench.machine import HERE, ROOT, read, write_csv
 from immunize import records
 from immunize.errors import UserError
 from immunize.report.loading import write_results
 from tests.composing import compose_config
-
-Row = dict[str, Any]
 
 
 @pytest.mark.parametrize(
     ("where", "limit", "beyond", "words"),
     [
         (("start.csv", 0, "seconds"), 7.0, 7.1, "`python -m immunize.train`: start to exit"),
-        (("busy.csv", 1, "loops_ratio"), 2.5, 2.6, "commands beside a busy process a core (loops) against alone"),
-        (("mnist.csv", 0, "seconds"), 90.0, 90.1, "MNIST 0 → 1, `ours`, table 4: start to exit"),
-        (("mnist.csv", 1, "ms_a_step"), 5.0, 5.01, "default: a step"),
         (("mnist.csv", 1, "rir_fit_released"), 100.0, 99.0, "the same: RIR on `fit`, `released`, beside table 4's"),
-        (("housing.csv", 0, "work_s"), 8.0, 8.1, "House Prices, `ours`, default: fit, cross-fit and measuring"),
         (("deep_step.csv", 0, "ratio"), 1.1, math.nan, "`resnet18_64px`: a step with regularizers against one without"),
-        (("in_place.csv", 1, "ratio"), 1.0, 1.1, "`vit_small`, `ours`: measuring against training in place"),
-        (("defence.csv", 1, "training_s"), 2.0, 2.1, "`resnet18_64px`, `erase`: from features to map and classifier"),
-        (("attack.csv", 0, "peak_gb"), 4.0, 4.1, "the same: peak memory of a process"),
     ],
 )
 def test_a_limit_is_met(where: tuple[str, int, str], limit: float, beyond: float, words: str, tmp_path: Path) -> None:
@@ -51,49 +41,27 @@ def test_a_limit_is_met(where: tuple[str, int, str], limit: float, beyond: float
         assert found
         told = [of.measured for of in found if not of.met]
         assert len(told) == missed
-        assert not missed or f"{beyond:g}" in told[0] or f"{beyond:.2f}" in told[0]
+        assert not missed or f"{beyond:g}" in told[0]
 
 
-def test_what_a_part_was_measured_with_stands_beside_it_and_what_is_met_is_counted(tmp_path: Path) -> None:
-    commands = [{"command": name, "seconds": 0.5, "processor_s": 1} for name in start.CASES]
-    cases = [{"case": case, "seconds": 9, "process_seconds": 1, "peak_gb": 1, "threads": 1} for case in attack.CASES]
-    write_csv(tmp_path / "start.csv", commands)
-    write_csv(tmp_path / "attack.csv", cases)
-    hardware = {"processor": "a processor", "cores": 2, "threads": 2}
-    facts = {"date": "2030-01-02", "load_average_before": 0.12, "git_commit": "0123456789abcdef-dirty"}
-    parts = dict.fromkeys(("start", "attack"), facts | {"hardware": hardware})
-    (tmp_path / MACHINE).write_text(json.dumps(parts), encoding="utf-8")
-    made = {"machine": "a processor, 2 cores", "date": "2030-01-02", "load": "0.12", "commit": "0123456789-dirty"}
-    found = table.lines(tmp_path, tmp_path)
-    for line in found:
-        threads = "1" if line.command.endswith("attack") else "2"
-        assert line.made == (made | {"threads": threads} if line.met is not None else {})
-    text = table.readme(tmp_path, tmp_path)
-    met, absent = (sum(line.met is of for line in found) for of in (True, None))
-    assert f"{met} of {len(found)} limits are met, 1 is missed, {absent} were not measured yet." in text
-    assert "| **no** |" in text
+def test_what_is_met_missed_and_not_measured_yet_is_counted(tmp_path: Path) -> None:
+    write_csv(tmp_path / "start.csv", [{"command": name, "seconds": 0.5, "processor_s": 1} for name in start.CASES])
+    every, measured = len(table.lines(tmp_path, tmp_path)), len(start.CASES)
+    counts = f"{measured - 1} of {every} limits are met, 1 is missed, {every - measured} were not measured yet."
+    assert counts in table.readme(tmp_path, tmp_path)
 
 
-def test_experiments_count_by_their_records(tmp_path: Path) -> None:
+def test_an_experiment_counts_when_all_its_runs_are_there(tmp_path: Path) -> None:
     hardware = {"processor": "p", "cores": 4, "threads": 2, "memory_gib": 8, "accelerators": [], "system": "Linux"}
     common = {"schema_version": 1, "status": "finished", "pretrain": "a", "harmful": "b", "hardware": hardware}
-    common |= {"started": "2030-01-02T03:04:05Z", "git_commit": "f" * 40, "peak_memory_mib": 1.0, "config": {}}
-
-    def records(count: int, seconds: float) -> list[Row]:
-        return [common | {"method": "ours", "seed": seed, "seconds": seconds} for seed in range(count)]
-
-    def found() -> dict[str, table.Line]:
-        return {line.command: line for line in table.lines(tmp_path, tmp_path) if not line.command.startswith("make b")}
-
-    write_results([*records(270, 60.0), common | {"method": "none", "seed": 0, "seconds": 9e9}], tmp_path / "table2")
-    write_results(records(35, 60.0), tmp_path / "table3_digits")
-    assert found()["make table2"].measured == "2.25 h"  # 270 minutes, two side by side
-    assert found()["make table2"].met is False
-    assert found()["make table2"].made["commit"] == "f" * 10
-    assert found()["make table3 SCALE=digits"].met is None  # a run is missing
-    write_results(records(36, 20.0), tmp_path / "table3_digits")
-    assert found()["make table3 SCALE=digits"].measured == "6.0 min"
-    assert found()["make table3 SCALE=digits"].met is True
+    common |= {"started": "2030-01-02T03:04:05Z", "git_commit": "f" * 40 + "-dirty", "peak_memory_mib": 1.0}
+    runs = [common | {"config": {}, "method": "ours", "seed": seed, "seconds": 20.0} for seed in range(36)]
+    for count, measured in ((35, table.NOT_YET), (36, "6.0 min")):
+        write_results(runs[:count], tmp_path / "table3_digits")
+        lines = table.lines(tmp_path, tmp_path)
+        (found,) = [line for line in lines if line.command == "make table3 SCALE=digits"]
+        assert found.measured == measured
+    assert found.made["commit"] == "ffffffffff-dirty"
 
 
 def test_committed_page_is_that_of_the_committed_files() -> None:
