@@ -62,10 +62,6 @@ def found(folder: Path, text: str = SOURCE, name: str = "code.py") -> list[Mutan
 
 def test_bodies_and_defaults_are_mutated_also_behind_decorators(tmp_path: Path) -> None:
     mutants = {(m.function, m.after): m for m in found(tmp_path)}
-    assert ("half", "return x * 2") in mutants
-    assert ("half", "if x >= 10:") in mutants
-    assert ("half", "def half(x: int = 5) -> float:") in mutants
-    assert ("Box.double", "return self.size / 2") in mutants
     assert {m.function for m in mutants.values()} == {"half", "Box.double", "Box.name"}  # no constants
     assert mutants["half", "def half(x: int = 5) -> float:"].signature
     assert mutants["half", "return x * 2"].lines == (9, 9)
