@@ -171,10 +171,6 @@ def test_both_methods_are_attacked_and_shown_side_by_side(
     told = {method: next(line for line in printed if line.startswith(f"{method}: ")) for method in demo.METHODS}
     assert re.match(r"ours: RIR [\d.]+ on held-out rows; harmful task ", told["ours"])
     assert told["erase"].startswith("erase: harmful task ")  # whose RIR says nothing
-    harmful = records["erase"]["results"]["harmful"]["immunized"]
-    for tier in harmful.values():
-        assert tier["score"]["mean"] <= 0.3
-        assert tier["score_reference"]["mean"] >= 0.9
 
 
 def test_the_committed_table_is_what_its_records_make() -> None:

@@ -65,14 +65,6 @@ def test_the_record_says_what_is_gone_and_counts_the_directions_that_are_left(di
     assert evaluate.run(folder)[1] == []
 
 
-def test_other_methods_train_on_several_classes_too(tmp_path: Path) -> None:
-    for method in ("ours", "imma"):
-        cfg = compose_config(*DIGITS, f"method={method}", "objective.epochs=3")
-        record = train.run(cfg, tmp_path / method)
-        assert record["status"] == "finished"
-        assert record["training"]["fit"]["steps"] == 3
-
-
 @pytest.mark.data
 def test_the_target_of_house_prices_cannot_be_learned_and_that_of_d_p_can(data_root: str) -> None:
     losses = []
