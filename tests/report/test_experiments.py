@@ -250,15 +250,6 @@ def test_published_cells_of_fig2_give_the_means_of_table_2() -> None:
         assert statistics.fmean(np.exp(values)) == pytest.approx(mean, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["table1", "table2"])
-def test_published_tables_are_complete(name: str) -> None:
-    found = {(p.method, p.quantity): p.value for p in read_published(EXPERIMENTS / name / "published.csv")}
-    assert found.keys() == {(method, quantity) for method in PAPERS for quantity in naming.RATIOS}
-    for method in PAPERS[:-1]:  # the RIR of the last spreads over seeds, so that the mean of ratios is another number
-        harder, easier, rir = (found[method, quantity] for quantity in naming.RATIOS)
-        assert rir == pytest.approx(harder / easier, rel=0.65)
-
-
 def test_the_published_numbers_are_those_of_the_paper() -> None:
     vit = "vit_base_patch16_clip_224"
     published = read_published(EXPERIMENTS / "table3/published.csv")
