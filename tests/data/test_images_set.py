@@ -15,7 +15,7 @@ from immunize.data.images.folders import class_names, read_class_folders
 from immunize.data.images.image_set import ImageSet
 from immunize.data.images.stored import UNREADABLE, FileImages, is_readable, open_rgb, to_rgb
 from immunize.errors import DataError
-from tests.data.image_files import break_inside, colour, colour_of, truncate, write_classes, write_image, write_noise
+from tests.data.image_files import break_inside, colour, colour_of, truncate, write_classes, write_noise
 
 
 def stored(folder: Path) -> FileImages:
@@ -125,15 +125,12 @@ def test_pixels_without_a_known_range_are_none(tmp_path: Path) -> None:
     assert not is_readable(str(tmp_path / "image.tif"))
 
 
-def test_palettes_with_transparency_and_gray_levels_of_16_bits(tmp_path: Path) -> None:
+def test_palettes_with_transparency(tmp_path: Path) -> None:
     image = Image.new("P", (4, 4), 1)
     image.putpalette([0, 0, 0, 10, 20, 30])
     image.save(tmp_path / "image.png", transparency=b"\x00\x80")
     pixels = np.asarray(to_rgb(Image.open(tmp_path / "image.png")))
     assert np.array_equal(np.unique(pixels.reshape(-1, 3), axis=0), [[10, 20, 30]])
-    levels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    gray = np.asarray(to_rgb(Image.fromarray(levels)))[..., 0]
-    assert np.array_equal(gray, levels >> 8)  # their order is kept
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp", "bmp", "gif", "tiff"])
@@ -151,10 +148,3 @@ def test_whole_file_is_readable_whatever_follows_it_and_what_is_cut_off_or_no_im
         assert not is_readable(str(path))
         with pytest.raises(UNREADABLE):
             open_rgb(str(path))
-
-
-def test_absurdly_large_file_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_image(tmp_path / "image.png", (1, 2, 3))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    with pytest.raises(UNREADABLE, match="exceeds limit of 20 pixels"):
-        open_rgb(str(tmp_path / "image.png"))
