@@ -6,14 +6,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
 
 from immunize.data import ROLES, Part, Splits
 from immunize.data.pair import PairedData
-from immunize.data.splits import random_generator, to_part
+from immunize.data.splits import random_generator
 from immunize.data.synthetic import Synthetic
 from immunize.errors import DataError
 
@@ -203,14 +202,6 @@ def test_held_out_rows_are_checked_too() -> None:
     narrow.splits = Splits(narrow.splits.fit, Part(torch.ones(4, 1, dtype=torch.float64), narrow.splits.fit.y))
     with pytest.raises(DataError, match="1 features held out and 2 in fit"):
         PairedData(narrow, Rows(4)).setup()
-
-
-def test_to_part_owns_its_memory() -> None:
-    x = np.ones((2, 3), dtype=np.uint8)
-    part = to_part(x, np.array([0, 1]))
-    assert part.x.dtype == part.y.dtype == torch.float64
-    x[:] = 7
-    assert bool((part.x == 1).all())
 
 
 def test_generators_are_reproducible_and_distinct() -> None:

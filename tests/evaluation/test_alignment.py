@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from immunize.data import ROLES
 from immunize.data.synthetic import Synthetic
 from immunize.evaluation import alignment
 from immunize.evaluation.forecast_verdict import budget_window, judge
-from immunize.spectrum import condition
 from immunize.spectrum.condition import immunization_ratio, spectrum_of
 from immunize.spectrum.optimum import frontier
 from tests import reference as ref
@@ -79,13 +77,6 @@ def test_rows_are_described_by_their_numbers() -> None:
     torch.testing.assert_close(
         facts.eigenvalues, torch.linalg.eigvalsh(x.T @ x / 40).flip(0)[:3], atol=1e-14, rtol=1e-9
     )
-
-
-def test_singular_values_are_taken_of_mapped_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(condition, "svdvals", taken := Mock(wraps=torch.linalg.svdvals))
-    fit = rows(60, RISING, 11), rows(60, FALLING, 12)
-    alignment.forecast(fit, (fit, (rows(50, RISING, 13), rows(50, FALLING, 14))))
-    assert taken.call_count == 4  # those of D_P and D_H on two parts; compressed rows have them as lengths
 
 
 # Alignment.

@@ -21,7 +21,6 @@ from immunize.report.html import write_run_page, write_sweep_page
 from immunize.report.html.page import Picture
 from immunize.report.html.run import read_log, run_page
 from immunize.report.html.sweep import settings_of, sweep_page
-from immunize.report.loading import write_results
 from immunize.report.naming import PARTS, part_words
 from immunize.report.summary import summary_tables
 from immunize.report.table import short, summary_text
@@ -300,14 +299,12 @@ def test_folders_of_images_are_data_sets_of_their_own(table2: list[Record]) -> N
         folder = folders[tuple(record["data"][role].pop("digit") for role in ("pretrain", "harmful"))]
         record |= {"pretrain": "imagefolder", "harmful": "imagefolder"}
         record["data"]["pretrain"]["folder"], record["data"]["harmful"]["folder"] = "mine", folder
-    assert {row[1] for row in page_of(table2).table("Mean ± standard deviation: fit, spectrum").rows} == {"4"}
     assert [of.title for of in summary_tables(table2)] == [f"imagefolder mine → imagefolder {of}" for of in "abcd"]
     for record in table2:  # as one over harmful.sets.imagefolder.root=a,b,c,d
         record["data"]["harmful"]["sets"] = {
             "cars": {},
             "imagefolder": {"folder": record["data"]["harmful"].pop("folder")},
         }
-    assert {row[1] for row in page_of(table2).table("Mean ± standard deviation: fit, spectrum").rows} == {"4"}
     assert [of.title for of in summary_tables(table2)] == [f"imagefolder mine → cars+imagefolder {of}" for of in "abcd"]
 
 
@@ -343,17 +340,6 @@ def test_diverged_interrupted_and_missing_runs_are_counted(table1: list[Record],
     rows = {row[0]: row[1] for row in page.table("In how many").rows}
     assert rows[table1[0]["method"]] == "1 + 1 diverged + 1 interrupted"
     assert rows[table1[3]["method"]] == "3 (2 held out)"
-
-
-def test_page_from_committed_results_with_infinite_ratios(table1: list[Record], tmp_path: Path) -> None:
-    for record in table1:
-        if record["method"] == "imma":
-            record["metrics"]["fit"]["spectrum"].update(ratio_harmful=None, rir=None)
-    write_results(table1, tmp_path)
-    page = check(write_sweep_page(tmp_path, tmp_path).read_text())
-    title = "Mean ± standard deviation: fit, spectrum"
-    assert page.table(title).rows == page_of(table1).table(title).rows
-    assert next(row for row in page.table(title).rows if row[0] == "imma")[5] == "∞"
 
 
 def test_choosing_on_validation_has_no_held_out_part(base: Record) -> None:
