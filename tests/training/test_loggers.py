@@ -191,35 +191,28 @@ def test_a_network_s_numbers_and_fine_tune_curves_have_names(finished_network: P
 
 @pytest.mark.usefixtures("offline")
 def test_offline_unless_logged_in_or_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline() -> bool:
-        return bool(wandb_logger("p", str(tmp_path))._offline)
+    def offline(**variables: str) -> bool:
+        with monkeypatch.context() as patched:
+            for name, value in variables.items():
+                patched.setenv(name, value)
+            return bool(wandb_logger("p", str(tmp_path))._offline)
 
+    login, own_server = "machine {} login user password " + "0" * 40 + "\n", "https://wandb.example.org:8080"
+    netrc, other = Path(os.environ["HOME"]) / ".netrc", tmp_path / "netrc"
     assert offline()
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    assert not offline()
-    monkeypatch.delenv("WANDB_API_KEY")
-    netrc = Path(os.environ["HOME"]) / ".netrc"
-    netrc.write_text("machine example.org login a password b\n")
-    netrc.chmod(0o600)
-    assert offline()
-    netrc.write_text("machine api.wandb.ai login user password " + "0" * 40 + "\n")
-    assert not offline()
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8080")  # a server of one's own
-    assert offline()
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    (tmp_path / "netrc").write_text("machine wandb.example.org login user password " + "0" * 40 + "\n")
-    assert not offline()
-    (tmp_path / "netrc").unlink()
-    (tmp_path / "netrc").mkdir()  # cannot be read
-    assert offline()
-    monkeypatch.setenv("WANDB_BASE_URL", "https://[::1")  # is no address
-    assert offline()
-    monkeypatch.delenv("NETRC")
-    monkeypatch.delenv("WANDB_BASE_URL")
+    assert not offline(WANDB_API_KEY="0" * 40)
+    netrc.touch(0o600)
+    for host, told in (("example.org", True), ("api.wandb.ai", False)):
+        netrc.write_text(login.format(host))
+        assert offline() is told
+    other.write_text(login.format("wandb.example.org"))
+    assert offline(WANDB_BASE_URL=own_server)
+    assert not offline(WANDB_BASE_URL=own_server, NETRC=str(other))
+    assert offline(WANDB_BASE_URL="https://[::1")  # is no address
+    assert offline(NETRC=str(tmp_path))  # cannot be read
     netrc.write_text("this is not a netrc file\n")
     assert offline()
-    monkeypatch.setenv("WANDB_MODE", "online")
-    assert not offline()
+    assert not offline(WANDB_MODE="online")
     assert wandb_logger("p", str(tmp_path))._wandb_init["project"] == "p"
 
 
