@@ -161,7 +161,6 @@ def test_heads_and_maps_that_cannot_be_folded_are_named() -> None:
         (nn.Linear(5, 3, device="meta"), {}, "no values yet"),
         (broken, {}, "weight .* NaN"),
         (Cosine(5, 3), {}, "does not compute"),
-        (two_layers().bfloat16(), {}, "wider dtype"),
         (two_layers().half(), {"theta": theta * 1e6, "inverse": inverse / 1e6, "tolerance": 1e3}, "cannot be stored"),
         (two_layers(), {"inverse": inverse[:4]}, "inverse has to be 5×5"),
         (two_layers(), {"theta": torch.eye(4, dtype=torch.float64), "inverse": None}, "theta has to be 5×5"),

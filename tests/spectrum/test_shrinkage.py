@@ -44,11 +44,6 @@ X_P, X_H = rows(1), rows(2)
 MANY = drawn(400, 1, 1), drawn(400, 2, 2)
 
 
-def test_auto_shrinkage_falls_with_the_number_of_samples() -> None:
-    few, many = (choose_shrinkage(drawn(n, 1, 1), drawn(n, 2, 2)).pretrain for n in (24, 5000))
-    assert many < few
-
-
 @pytest.mark.parametrize(("unseen", "largest"), [(0, 1.0), (5, 1.0), (0, 1e8)])
 def test_scores_are_those_of_rows_mapped_without_having_been_seen(unseen: int, largest: float) -> None:
     n, folds, rho = 60, 4, 0.03
