@@ -108,6 +108,7 @@ def test_nothing_to_learn_has_no_curve() -> None:
     idle = parts | {"pretrain": Part(parts["pretrain"].x, torch.zeros(40, dtype=torch.float64))}
     found = evaluate(ref.extractor(D, seed=6), idle)
     assert found["curves"]["pretrain"] == {"immunized": None, "identity": None}
+    assert found["steps_to_norm_ratio"]["pretrain"] == {"immunized": {}, "identity": {}}
     assert found["curves"]["harmful"]["immunized"] is not None
     assert found["verdicts"]["c"] is True
 

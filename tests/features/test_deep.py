@@ -122,12 +122,10 @@ def test_other_values_for_parameters_by_name() -> None:
     extractor = build()
     h = extractor.trunk(images())
     inner = {name: (0.5 * p.detach()).requires_grad_() for name, p in extractor.trainable_parameters()}
-    outside = extractor.features(h)
     replaced = extractor.features(h, inner)
     replaced.sum().backward()
     assert all(value.grad is not None for value in inner.values())
     assert all(p.grad is None for _, p in extractor.trainable_parameters())
-    assert torch.equal(extractor.features(h), outside)
     extractor.load_full_state_dict(extractor.full_state_dict() | inner)
     assert torch.equal(extractor.features(h), replaced)
 

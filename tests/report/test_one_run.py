@@ -17,8 +17,6 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from immunize.config import config_dir
-from immunize.data import Part, Splits
-from immunize.data.synthetic import Synthetic
 from immunize.records import CARD_JSON, CARD_MD, REPORT, read_record
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import attack_rows, show_attack, verdict_sentence
@@ -30,7 +28,6 @@ from immunize.report.one_run import separability_lines
 from immunize.report.table import WIDTH, short
 from immunize.spectrum.condition import ESTIMATORS
 from tests.commands import Called
-from tests.composing import run_tiny
 from tests.report.making import Record, shown
 from tests.report.pages import check
 
@@ -90,28 +87,16 @@ def test_the_norm_ratio_is_drawn_as_recorded_and_its_legend_lies_on_no_curve(bas
 
 
 @pytest.mark.usefixtures("drawn")
-def test_run_with_nothing_to_learn_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = Synthetic.load
-
-    def idle(self: Synthetic) -> Splits:
-        splits = load(self)
-        if self.role == "harmful":
-            return splits
-        return Splits(*(Part(part.x, part.y * 0) for part in (splits.fit, splits.held_out)))
-
-    monkeypatch.setattr(Synthetic, "load", idle)
-    run_tiny(tmp_path, "figure=true")
-    stored = read_record(tmp_path)
-    assert stored["curves"]["norm_ratio"]["fit"]["pretrain"] == {"immunized": None, "identity": None}
-    assert stored["steps_to_norm_ratio"]["fit"]["pretrain"] == {"immunized": {}, "identity": {}}
-    assert shown(stored).count("nothing to learn → nothing to learn") == 2
-    for of_part in stored["curves"]["norm_ratio"].values():
-        of_part["harmful"] = of_part["pretrain"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        norm_ratio_figure(stored, tmp_path / "without.png")
-    for name in ("norm_ratio.png", "without.png"):
+def test_where_nothing_is_to_be_learned_it_is_said_and_the_figure_has_no_curve(base: Record, tmp_path: Path) -> None:
+    for name, role in (("one.png", "pretrain"), ("none.png", "harmful")):
+        for part in PARTS:
+            base["curves"]["norm_ratio"][part][role] = {"immunized": None, "identity": None}
+            base["steps_to_norm_ratio"][part][role] = {"immunized": {}, "identity": {}}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            norm_ratio_figure(base, tmp_path / name)
         assert imread(tmp_path / name).shape[:2] == (540, 1350)
+    assert shown(base).count("nothing to learn → nothing to learn") == 4
 
 
 OF_CONDITION_NUMBERS = {"closed_form", "ill_only", "imma", "none", "opt_kappa", "ours", "well_only"}

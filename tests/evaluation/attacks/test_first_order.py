@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from immunize.evaluation.attacks import AttackData, Budget, FirstOrder
 from immunize.evaluation.attacks.curves import look_steps
-from immunize.evaluation.attacks.first_order import HEADS, HeadTask, Lockstep, flops_per_row, new_head, outputs_of
+from immunize.evaluation.attacks.first_order import HEADS, HeadTask, Lockstep, flops_per_row, new_head
 from immunize.evaluation.attacks.scoring import target_matrix
 from tests.evaluation.attacks.making import classes, regression, score
 
@@ -101,23 +101,6 @@ def test_lockstep_is_the_plain_loop_of_every_optimizer_and_head(optimizer: str, 
     for candidate, (rate, steps, cosine) in zip(race.candidates, ways, strict=True):
         assert candidate.step == steps
         assert_same(candidate, *alone(data, make, rate, steps, head=head, cosine=cosine))
-
-
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("head", HEADS[:2])  # a hidden layer's products have another shape
-def test_gradients_in_single_precision_are_those_of_autograd_to_the_bit(head: str, task: str) -> None:
-    data, about = TASKS[task], HeadTask(attack(head=head), TASKS[task], SEED)
-    draws = torch.Generator().manual_seed(SEED)
-    starts = [torch.randn(3, *parameter.shape, generator=draws) for parameter in about.start()]
-    x, y = about.x[:BATCH], about.y[:BATCH]
-    outputs = outputs_of(head, [parameter.requires_grad_() for parameter in starts], x)
-    if data.n_classes:
-        loss = nn.functional.cross_entropy(outputs, y.expand(3, -1), reduction="sum") / BATCH
-    else:
-        loss = nn.functional.mse_loss(outputs, y.T.expand_as(outputs), reduction="sum") / BATCH
-    expected = torch.autograd.grad(loss, starts)
-    found = about.gradients([parameter.detach() for parameter in starts], x, y)
-    assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("head", HEADS)
