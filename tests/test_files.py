@@ -17,7 +17,6 @@ from safetensors import safe_open
 from immunize.files import whole, write_tensors, write_text
 from immunize.records import RECORD, write_record
 
-ROOT = Path(__file__).parents[1]
 WRITERS, WRITES, LENGTH = 2, 100, 2_000
 
 
