@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hydra.errors import MissingConfigException
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import SCHEMAS, config_dir, data_folder, folder_name, settings_of
@@ -70,7 +67,7 @@ def beside(group: str, choice: str) -> list[str]:
         harmful = choice if choice in choices("harmful") else "cars"
         followed = followed_by(choice) if group == "harmful" else ()
         return [f"harmful={harmful}", *row("linear", harmful), *followed, *GIVEN.get(choice, ())]
-    return row(choice, "digits") if group == "model" else []
+    return []
 
 
 def row(model: str, harmful: str) -> list[str]:
@@ -140,17 +137,13 @@ def test_a_pair_finds_its_row_of_hyper_parameters_and_variants_of_it_make_an_opt
 ) -> None:
     cfg = filled(compose_config(f"model={model}", f"harmful={harmful}", *followed_by(harmful)))
     assert resolved(cfg)["objective"]["epochs"] >= 1
+    assert cfg.model.name in (model, "x")
     optimizer_instantiates(cfg.objective)
     assert (cfg.objective.loss == "ce") == (cfg.model.get("kind") == "deep" or harmful == "digits5to9")
     if harmful in TABLES:
         assert cfg.pretrain._target_ == cfg.harmful._target_
     for path in CONF.glob(f"objective/{model}_{harmful}_*.yaml"):
         optimizer_instantiates(compose_config(f"objective={path.stem}").objective)
-
-
-def test_an_unknown_pair_fails_loudly() -> None:
-    with pytest.raises(MissingConfigException, match="resnet18_housing"):
-        compose_config("model=resnet18", "harmful=housing")
 
 
 @pytest.mark.parametrize(
@@ -172,20 +165,6 @@ def test_pretraining_data_follow_the_harmful_data(name: str, setting: str, value
 
 
 # Instantiation.
-
-
-@pytest.mark.parametrize("choice", choices("model"))
-def test_model_instantiates_or_takes_the_keys_of_its_yaml(choice: str) -> None:
-    """Networks are built, with random weights, by the tests of `immunize.features`."""
-    cfg = in_group("model", choice)
-    resolved(cfg)
-    assert cfg.model.name in (choice, "x")
-    if cfg.model.get("kind") != "deep":
-        assert model_of(cfg).new_extractor(N_FEATURES).n_features == N_FEATURES
-        return
-    left_out = ("_target_", "_convert_", *NOT_ARGUMENTS)
-    arguments = {str(key): value for key, value in cfg.model.items() if key not in left_out}
-    inspect.signature(get_object(cfg.model["_target_"])).bind(**arguments, n_classes=2, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -247,17 +226,9 @@ def test_every_attack_of_a_grid_instantiates(grid: str) -> None:
     on_features = set(TIERS) - {"T4", "T5"}
     ours = {"quick": on_features, "standard": on_features, "full": set(TIERS), "t4": {"T4"}}
     assert tiers == ours.get(grid, tiers)
-    assert grid != "full" or attacks.keys() == {path.stem for path in CONF.glob("attack/t*/*.yaml")}
-
-
-def test_attacks_join_a_grid_in_the_tier_of_their_folder() -> None:
-    tiers = {path.stem: path.parent.name for path in sorted((CONF / "attack").glob("t*/*.yaml"))}
-    joined = (f"+attack/{tier}@attack.attacks.my_{name}={name}" for name, tier in tiers.items())
-    attacks = compose_config("attack=quick", *joined, primary="attack").attack.attacks
-    for name, tier in tiers.items():
-        attack = build(attacks[f"my_{name}"], _convert_="all")
-        assert isinstance(attack, Attack)
-        assert attack.tier == tier.upper()
+    if grid == "full":
+        files = CONF.glob("attack/t*/*.yaml")
+        assert {name: of.tier for name, of in attacks.items()} == {at.stem: at.parent.name.upper() for at in files}
 
 
 # Folder names of a multirun.
@@ -322,7 +293,6 @@ def test_files_that_moved_with_the_data_folder_are_found_by_their_names(
         (("model=resnet18", "harmful=cars"), "none"),
         (("model=resnet_small",), "features"),
         (("experiment=table3_digits", "model=vit_small"), "features"),
-        (("model=resnet_small", "method.precondition=none"), "none"),
     ],
 )
 def test_one_setting_says_how_ours_is_preconditioned(words: tuple[str, ...], expected: str) -> None:
