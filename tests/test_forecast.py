@@ -96,11 +96,8 @@ def test_record_names_every_number_with_part_and_estimator_and_is_the_same_again
     assert {"config", "git_commit", "versions", "hardware", "seconds", "started"} <= record.keys()
     both = {"ridge", "spectrum"}
     assert {part: {*of} for part, of in record["metrics"].items()} == {"fit": both, "held_out": both}
-    assert record["metrics"]["fit"]["ridge"]["facts"]["kappa_harmful"]["rho"] == 0.01
     assert record["bound"]["rho"] == [0.001, 0.001]
     assert (record["bound"]["estimator"], record["bound"]["part"]) == ("ridge", "fit")
-    assert len(record["alignment"]["principal_angles_degrees"]) == 3
-    assert len(record["curves"]["generalized_eigenvalues"]) == 6
     assert record["data_hash"] == trained_on(cfg).data_hash
 
 
@@ -113,15 +110,6 @@ def test_report_is_made_from_the_record_alone(tmp_path: Path) -> None:
     assert "κ_gen = ∞" in shown.getvalue()
     forecast_figure(record, tmp_path / "again.png")
     assert (tmp_path / "again.png").read_bytes()[:4] == PNG
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_identical_data_get_a_verdict_and_no_crash(tmp_path: Path) -> None:
-    record = forecast.run(composed("harmful=digits", "pretrain.pair=[1,0]"), tmp_path)  # the digit 1 on both sides
-    assert record["verdict"]["code"] == "identical"
-    assert record["bound"]["kappa_gen"] == pytest.approx(1, abs=1e-6)
-    assert record["alignment"]["normalized"] == pytest.approx(1)
-    assert (tmp_path / "forecast.png").is_file()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -175,8 +163,6 @@ def test_house_prices_are_measured_on_the_halves_of_a_training(data_root: Path, 
     record = forecast.run(cfg, tmp_path)
     assert (record["verdict"]["code"], record["held_out_protocol"]) == ("few_rows", "cross_fit")
     assert "155 rows for 79 columns" in record["verdict"]["sentence"]
-    assert record["metrics"]["fit"]["spectrum"]["rir"] > 10_000
-    assert record["metrics"]["held_out"]["ridge"]["ratio_pretrain"] > 1
     whole, apart = forecast._load((build(cfg.pretrain), build(cfg.harmful)), 3)
     pair = trained_on(cfg)
     halves = pair.cross_fit_pair(3)
