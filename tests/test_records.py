@@ -43,6 +43,7 @@ def test_digits_of_two_labels_a_side_have_something_to_learn_and_an_accuracy(tmp
     pair = "harmful.pair=[[0,1],[2,3]]"
     cfg = compose_config("harmful=digits", pair, "objective.epochs=3", "probe_steps=20", "logger=none", "figure=false")
     record = train.run(cfg, tmp_path, quiet=True)
+    assert records.plain(record) == records.read_record(tmp_path)
     assert pair_label(record) == "0 vs 1→2 vs 3"
     for part, verdicts in (("fit", record["verdicts"]), ("held_out", record["verdicts"]["held_out"])):
         learned = record["separability"][part]["harmful"]["identity"]["cross_fitted"]
@@ -114,15 +115,6 @@ def test_same_seed_same_numbers_however_closely_a_run_is_watched(
     assert one["steps"] == other["steps"]
     assert ("guard" in one, "guard" in other) == (False, guard == "warn")
     assert other.get("guard", other)["steps"] == other["steps"]
-
-
-def test_another_seed_is_another_run_on_the_same_data(record: dict[str, Any], tmp_path: Path) -> None:
-    returned = run_tiny(tmp_path, "seed=1")
-    other = records.read_record(tmp_path)
-    assert records.plain(returned) == other
-    assert other["metrics"]["fit"]["spectrum"]["rir"] != record["metrics"]["fit"]["spectrum"]["rir"]
-    assert other["config_hash"] != record["config_hash"]
-    assert other["data_hash"] == record["data_hash"]
 
 
 def test_data_hash_is_of_the_data(record: dict[str, Any]) -> None:
