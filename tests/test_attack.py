@@ -208,7 +208,6 @@ def test_an_attacker_with_rows_of_its_own_has_none_that_the_immunization_saw(att
         ("run={run} seeds=[]", "at least one seed"),
         ("run={run} seeds=[1,1]", "different seeds"),
         ("run={run} attack.budget.steps=0", "budget"),
-        ("run={run} attack.attacks.ridge.penalties=[-1.0]", "penalties"),
         ("run={run} attack.attacks.nearest_neighbours.neighbours=[1,2.5]", "has to be a list, and each item a whole"),
         ("run={run} validation_fraction=0.001", "0 to tune on"),
         ("run={run} own_rows=true test_fraction=0.001", "0 to be measured on"),
@@ -218,11 +217,6 @@ def test_an_attacker_with_rows_of_its_own_has_none_that_the_immunization_saw(att
         ("run=nowhere", "does not exist"),
         ("run={run} cells={run}/checkpoint.safetensors", "is a file: name a folder"),
         ("checkpoint={run}", "is a folder: name the file"),
-        ("checkpoint={run}/checkpoint.safetensors harmful=digits", r"theta\.fit is"),
-        (
-            "checkpoint={run}/checkpoint.safetensors harmful=synthetic harmful.n_features=6 pretrain.n_features=8",
-            "8 features and D_H .* has 6",
-        ),
     ],
 )
 def test_what_cannot_be_attacked_is_refused(overrides: str, words: str, folder: Path) -> None:
