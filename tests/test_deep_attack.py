@@ -172,15 +172,12 @@ def test_t4_moves_weights_of_all_three_and_resumes(folder: Path, tmp_path: Path)
     attack.run(compose_attack(f"run={folder}", *grid), lines.append)
     assert sum(line.endswith(", known") for line in lines) == 9
     side_by_side = (*grid, "jobs=2", f"out={tmp_path / 'processes'}")
-    lines.clear()
-    apart = attack.run(compose_attack(f"run={folder}", *side_by_side), lines.append)
+    apart = attack.run(compose_attack(f"run={folder}", *side_by_side))
     assert apart["config_hash"] == record["config_hash"]
     assert apart["cells"] == {"computed": 9, "known": {}}
     assert [timeless(apart[key]) for key in RESULTS] == [timeless(record[key]) for key in RESULTS]
     cells = [sorted(path.name for path in (tmp_path / name / ATTACK_CELLS).iterdir()) for name in ("t4", "processes")]
     assert cells[0] == cells[1]
-    numbered = [line.partition("/")[0] for line in lines if "seed 0, " in line]
-    assert numbered == [str(number) for number in range(1, 10)]
 
 
 def test_checkpoint_is_attacked_like_the_run_it_is_of(folder: Path, tmp_path: Path) -> None:
@@ -223,7 +220,6 @@ def erased(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_an_appended_map_is_taken_off_and_every_stage_read(erased: Any) -> None:
     data = erased.seen_by("immunized")
     network, theta_0 = data.network, data.reference
-    assert list(network.stages.columns) == ["act1", "layer1", "layer2", "layer3", "layer4", MAP_OFF]
     for stage in ("layer4", MAP_OFF):
         shown = network.stage_outputs.at(network.test)[:, network.stages.columns[stage]].double().numpy()
         assert np.allclose(shown, theta_0.test.x, rtol=1e-3, atol=1e-4 * np.abs(theta_0.test.x).max())
