@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
+from immunize import records
 from immunize.config import config_dir
 from tests.commands import Called
 
@@ -37,17 +39,9 @@ def cases(number: int) -> Any:
 
 def leaves(cfg: DictConfig, *, without: tuple[str, ...] = ()) -> list[str]:
     """The dotted names of all settings, groups of them included."""
-
-    def walk(node: Any, prefix: str) -> Iterator[str]:
-        for key, value in node.items():
-            name = f"{prefix}{key}"
-            if name.startswith(without):
-                continue
-            yield name
-            if isinstance(value, dict):
-                yield from walk(value, f"{name}.")
-
-    return sorted(walk(OmegaConf.to_container(cfg, resolve=False), ""))
+    found = records.leaves(OmegaConf.to_container(cfg, resolve=False))
+    names = {name for keys, _ in found for name in itertools.accumulate(keys, "{}.{}".format)}
+    return sorted(name for name in names if not name.startswith(without))
 
 
 def overrides(names: list[str]) -> Settings:

@@ -12,7 +12,7 @@ import copy
 import itertools
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -268,11 +268,8 @@ CHECKS: dict[str, Callable[[DictConfig], Any]] = {"train": check_training, "atta
 """What refuses a bad configuration before a run."""
 
 
-def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, dict):
-        yield name, value
-    for key, item in value.items() if isinstance(value, dict) else ():
-        yield from leaves(item, f"{name}.{key}" if name else str(key))
+def leaves(config: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(".".join(keys), value) for keys, value in records.leaves(config) if value != {}]
 
 
 def others(name: str, value: Any) -> tuple[Any, ...]:
