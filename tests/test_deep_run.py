@@ -115,29 +115,24 @@ def test_a_d_h_whose_images_are_all_the_same_is_refused_before_the_first_step(me
         train.run(compose_config(*words), tmp_path / "run", quiet=True)
 
 
-def test_same_seed_same_numbers_and_a_cached_trunk_changes_none(whole: Run, tmp_path: Path) -> None:
+def test_a_cached_trunk_changes_no_number(whole: Run, tmp_path: Path) -> None:
     cached = run_tiny_deep(tmp_path / "cached", "objective.cache_frozen=true", f"deep.cache_dir={tmp_path}/features")
-    run_tiny_deep(tmp_path / "other", "seed=1")
     assert cached["pretrain_accuracy"] == whole[1]["pretrain_accuracy"]
     mine, theirs = weights(tmp_path / "cached"), weights(whole[0])
     for name in mine:  # other batch sizes in the trunk round differently
         torch.testing.assert_close(mine[name], theirs[name], rtol=1e-3, atol=1e-5)
     assert list((tmp_path / "features").glob("*.safetensors"))
-    assert not same_weights(tmp_path / "other", whole[0])
 
 
 @pytest.mark.parametrize("settings", [CLOSED_FORM, ["objective.max_steps=1"]], ids=["closed form", "ours"])
 def test_theta_0_is_computed_once_for_all(settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, solved = f"deep.cache_dir={tmp_path}/features", settings is CLOSED_FORM
-    without = run_tiny_deep(tmp_path / "without", *settings)
+    kept = f"deep.cache_dir={tmp_path}/features"
     first = run_tiny_deep(tmp_path / "first", *settings, kept)
     monkeypatch.setattr("immunize.pipeline.network.extract", _counting(passes := []))
     again = run_tiny_deep(tmp_path / "again", *settings, kept)
-    assert all(without[key] == first[key] == again[key] for key in (*NUMBERS, "probe_accuracy"))
+    assert all(first[key] == again[key] for key in (*NUMBERS, "probe_accuracy"))
     # one a part and role: of the immunized network alone, or none at all where nothing was trained
-    assert passes == ([] if solved else [12] * 4)
-    run_tiny_deep(tmp_path / "other", *settings, kept, "seed=1")  # draws other weights
-    assert passes[-4:] == [12 if solved else 24] * 4
+    assert passes == ([] if settings is CLOSED_FORM else [12] * 4)
 
 
 def test_what_is_needed_of_theta_0_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,7 +427,6 @@ def test_early_stopping_ends_with_the_weights_of_the_best_look_and_the_record_ha
         (["method.precondition=inverse_free"], "method.precondition has to be one of features, none"),
         (["objective.augment=true", "objective.cache_frozen=true"], "augment"),
         (["deep.group_size=1000"], "fewer images than a group"),
-        (["model.trainable=[layer9]"], "layer9"),
         (["model._target_=collections.OrderedDict"], "model._target_ has to make a DeepExtractor"),
         (["trainer.accelerator=tpu"], "trainer"),
         (["+trainer.precision=16-true"], "trainer.precision has to be 32-true, 64-true or a mixed one"),
