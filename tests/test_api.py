@@ -26,7 +26,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import immunize
 from immunize import api
 from immunize.errors import UserError
-from immunize.features.deep import DeepExtractor
 from immunize.features.extract import SHARE, Once
 from immunize.features.loaders import Batches, TrainedOn, features_of, set_aside
 from immunize.objective.ours import Ours
@@ -161,11 +160,10 @@ def test_bfloat16_is_measured(network: Network, caplog: pytest.LogCaptureFixture
     assert last(found).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("method", ["ours", "censor"])
-def test_lists_of_batches_with_labels_of_any_integer_type_are_loaders(method: str, network: Network) -> None:
+def test_lists_of_batches_with_labels_of_any_integer_type_are_loaders(network: Network) -> None:
     kinds = (torch.int64, torch.int32, torch.uint8)
     typed = [[[(x, y.to(kind)) for x, y in of] for of in loaders()] for kind in kinds]
-    first, *others = (last(immunized(network, *of, steps=6, method=method)) for of in (loaders(), *typed))
+    first, *others = (last(immunized(network, *of, steps=6, method="censor")) for of in (loaders(), *typed))
     assert all(torch.equal(first, other) for other in others)
 
 
@@ -188,9 +186,6 @@ def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(network: Network, caplo
     assert str(good).endswith("Definition 3.1 holds on these rows")
     assert good.steps == 0
     assert good.ratios["spectrum"].ratio.rir == pytest.approx(good.facts["forecast_rir"], rel=0.05)
-    with torch.no_grad():
-        new, old = good.head(good.backbone(X)), network[1](network[0](X))
-    assert (new - old).abs().max() <= 1e-4 * old.abs().max()
     assert good.accuracy["before"] == good.accuracy["after"]
 
 
@@ -292,34 +287,14 @@ def test_a_network_of_others_is_not_fitted_to_an_uneven_sample_of_its_data() -> 
     assert -3 < gained["answers"][1] < 3
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_both_networks_see_the_same_rows_of_a_loader_that_shuffles(network: Network, drop_last: bool) -> None:
-    both = loaders(batch_size=50, shuffle=True, drop_last=drop_last)
-    found = immunized(network, *both, method="none", steps=1, learning_rate=1e-9)
-    assert found.ratios["spectrum"].ratio.rir == pytest.approx(1, rel=1e-4)
-    assert found.ratios["spectrum"].intervals["rir"] == pytest.approx((1, 1), rel=1e-4)  # row by row the same
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_frozen_part_is_computed_once(network: Network, monkeypatch: pytest.MonkeyPatch, shuffle: bool) -> None:
+def test_frozen_part_is_computed_once(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Once] = []
     init = Once.__init__
     monkeypatch.setattr(sys.modules[Once.__module__], "available_memory", lambda: 2**30)
     monkeypatch.setattr(Once, "__init__", lambda self, *given: (made.append(self), init(self, *given))[1])
-
-    def found() -> immunize.Immunized:
-        both = loaders(shuffle=shuffle, generator=torch.Generator().manual_seed(0))
-        return immunized(network, *both, steps=30)
-
-    once = found()
+    immunized(network, *loaders(shuffle=True), steps=30)
     assert [part.computed for part in made] == [2 * 160, 2 * 160]  # of the trunk, and of θ_0 as a whole
     assert sum(part.limit for part in made) <= SHARE * 2**30
-    monkeypatch.setattr(DeepExtractor, "compute_once", lambda self: None)
-    always = found()
-    assert torch.allclose(last(once), last(always), rtol=1e-5, atol=1e-7)
-    assert once.ratios["spectrum"].ratio.rir == pytest.approx(always.ratios["spectrum"].ratio.rir, rel=1e-4)
-    if not shuffle:  # every batch comes back as it was
-        assert torch.equal(last(once), last(always))
 
 
 def state_of_the_process() -> dict[str, Any]:
@@ -380,10 +355,6 @@ def test_a_seed_gives_the_same_whatever_the_callers_state_and_precision(network:
     assert one.ratios == same.ratios
 
 
-def constant(n: int) -> TensorDataset:
-    return TensorDataset(torch.ones(n, 20), torch.arange(n) % 4)
-
-
 def in_half_precision() -> dict[str, Any]:
     both = {"pretrain_loader": [(X.half(), Y)], "harmful_loader": [(X.flip(1).half(), Y)]}
     return both | {"backbone": layers().half(), "head": nn.Linear(D, CLASSES).half()}
@@ -396,7 +367,6 @@ def called_once() -> nn.Module:
 
 
 SHUFFLED = loader(1, batch_size=50, shuffle=True)
-ONE_LABEL = [(X, torch.zeros_like(Y))]
 WIDE = {"backbone": nn.Linear(20, 64), "head": nn.Linear(64, CLASSES)}
 
 
@@ -405,9 +375,7 @@ WIDE = {"backbone": nn.Linear(20, 64), "head": nn.Linear(64, CLASSES)}
     [
         ({"method": "magic"}, "unknown method 'magic'"),
         ({"lambda_well": 1.0}, "both lambda_well and lambda_ill"),
-        ({"trainable": ["nothing"]}, "nothing"),
         ({"options": {"budget": 3}}, "no option budget"),
-        ({"method": "closed_form", "options": {"budget": 0.5}}, "at least 1"),
         ({"keep": "both"}, "keep has to be answers or labels, it is 'both'"),
         ({"steps": 2.5}, "steps has to be an int, it is 2.5"),
         ({"learning_rate": "a"}, "learning_rate has to be positive and finite, it is 'a'"),
@@ -431,25 +399,15 @@ WIDE = {"backbone": nn.Linear(20, 64), "head": nn.Linear(64, CLASSES)}
         ({"pretrain_loader": [(X, Y[1:])]}, f"a batch has {len(X)} inputs and {len(X) - 1} labels"),
         ({"pretrain_loader": [({"pixels": X}, Y)]}, "have to be tensors, they are dict and Tensor"),
         ({"pretrain_loader": [(X, Y, Y)]}, r"pretrain_loader has to give \(inputs, labels\) .* it gives a tuple of 3$"),
-        ({"pretrain_loader": [(X.double(), Y)]}, "pretrain_loader: the backbone does not take .* torch.float64: "),
         ({"pretrain_loader": 5}, "pretrain_loader has to give batches, such as a DataLoader, it is int"),
         ({"pretrain_loader": loader(1).dataset}, "put a DataLoader around the data set"),
         ({"pretrain_loader": [(torch.ones_like(X), Y)]}, "columns of D_P's features are constant"),
         ({"pretrain_loader": [(X[set_aside(X)], Y[set_aside(X)])]}, "no batch of D_P has two rows to train on"),
         ({"harmful_loader": [loader(2), loader(3)]}, r"harmful_loader holds several .*ConcatDataset"),
         ({"harmful_loader": DataLoader(TensorDataset(X), batch_size=40)}, r"\(inputs, labels\) .*method=ours"),
-        ({"harmful_loader": ONE_LABEL, "method": "erase"}, "same label.*method=ours"),
-        ({"harmful_loader": ONE_LABEL, "method": "censor"}, "same label.*method=ours"),
-        (
-            {"harmful_loader": DataLoader(constant(70), batch_size=40)},
-            r"^all 12 columns of D_H's features are constant: the 70 rows .*; check",
-        ),
+        ({"harmful_loader": [(torch.ones_like(X), Y)]}, "columns of D_H's features are constant"),
         ({"pretrain_loader": SHUFFLED, "harmful_loader": SHUFFLED}, "D_P and D_H are the same data"),
-        *(
-            ({"pretrain_loader": SHUFFLED, "harmful_loader": SHUFFLED, "method": solves}, "D_P and D_H are the same")
-            for solves in ("closed_form", "erase")
-        ),
-        ({"backbone": layers().double()}, r"does not take its inputs, .* torch.float32: "),
+        ({"backbone": layers().double()}, r"pretrain_loader: the backbone does not take .* torch.float32: "),
         ({"backbone": nn.GRU(20, D)}, r"the backbone has to return one tensor \(N, D\), it returns tuple"),
         ({"backbone": called_once()}, r"cannot be copied, call it once under torch.no_grad\(\)"),
         (WIDE | {"pretrain_loader": loader(1, n=60), "method": "erase"}, "give rank and shrinkage"),
