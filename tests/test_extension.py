@@ -17,9 +17,8 @@ from safetensors.numpy import load_file
 
 from immunize import export
 from immunize.errors import UserError
-from tests.commands import DEEPER, ENVIRONMENT, SHORTER, fresh, run
+from tests.commands import DEEPER, ENVIRONMENT, ROOT, SHORTER, fresh, run
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', PAGE, re.M | re.S))
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ended
+from tests.commands import ROOT, ended
 
-ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "Makefile").read_text(encoding="utf-8")
 PHONY = re.findall(r"^\.PHONY:(.*)$", TEXT, re.M)[0].split()
 

@@ -29,10 +29,9 @@ from immunize.records import RECORD, read_record, write_record
 from immunize.sweeping import done_record
 from immunize.sweeping.launching import threads_a_worker
 from immunize.sweeping.plan import Plan, jobs_of
-from tests.commands import INTERRUPTIBLE, Called, Done, begun
+from tests.commands import INTERRUPTIBLE, ROOT, Called, Done, begun
 from tests.composing import TINY
 
-ROOT = Path(__file__).parents[1]
 SHORT = (*TINY, "objective.epochs=3", "probe_steps=20")
 METHODS = {"none", "ill_only", "well_only", "imma", "opt_kappa", "ours", "closed_form"}
 BY_HASH = ["hydra.sweep.dir=sweep", "hydra.sweep.subdir=${immunize.config_hash:}", "resume=true"]
