@@ -15,7 +15,7 @@ from immunize.data.images.folders import class_names, read_class_folders
 from immunize.data.images.image_set import ImageSet
 from immunize.data.images.stored import UNREADABLE, FileImages, is_readable, open_rgb, to_rgb
 from immunize.errors import DataError
-from tests.data.image_files import break_inside, colour, colour_of, truncate, write_classes, write_noise
+from tests.data.image_files import break_inside, colour, colour_of, truncate, write_classes, write_image, write_noise
 
 
 def stored(folder: Path) -> FileImages:
@@ -148,3 +148,10 @@ def test_whole_file_is_readable_whatever_follows_it_and_what_is_cut_off_or_no_im
         assert not is_readable(str(path))
         with pytest.raises(UNREADABLE):
             open_rgb(str(path))
+
+
+def test_absurdly_large_file_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_image(tmp_path / "image.png", (1, 2, 3))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(UNREADABLE, match="exceeds limit of 20 pixels"):
+        open_rgb(str(tmp_path / "image.png"))
