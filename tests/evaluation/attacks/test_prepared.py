@@ -114,6 +114,13 @@ def test_kernel_ridge_sees_how_far_a_row_is_from_the_span_of_fewer_training_rows
     assert found == pytest.approx(by_scikit_learn(data, 0.5, 0.1), abs=1e-9)
 
 
+def test_kernel_ridge_does_not_see_how_far_all_rows_are_from_zero() -> None:
+    data = classes()
+    attack = KernelRidge(tier="T3", widths=(1.0,), penalties=(1e-3,))
+    near, far = (attack.run(of, Budget(1), 0).traces for of in (data, data.mapped(lambda x: x + 1e9)))
+    assert [trace.points[0].test for trace in far] == [trace.points[0].test for trace in near]
+
+
 def test_kernel_ridge_is_that_of_scikit_learn_and_tells_classes_of_equal_means_apart() -> None:
     rng = np.random.default_rng(0)
 
