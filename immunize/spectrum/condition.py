@@ -106,7 +106,7 @@ def check_varying(x: Tensor, name: str) -> None:
 
 def all_finite(x: Tensor) -> bool:
     """Whether x has neither NaN nor infinities: by its sum, which is 30 times faster, unless that is not finite."""
-    return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())
+    return math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
 
 
 Estimator = Literal["spectrum", "released", "ridge"]
@@ -267,7 +267,7 @@ def spectrum_of(
     n_samples = rows if n_samples is None else n_samples
     # A tall matrix is reduced to its triangular factor first: same singular values, and D³ instead of N·D² work.
     reduced = torch.linalg.qr(features, mode="r").R if rows > 2 * n_features else features
-    values = svdvals(reduced).square()
+    values = svdvals(reduced.detach()).square()
     return Spectrum(values, n_samples, n_features, cut_of(tolerance, n_samples, n_features), rank_of_data)
 
 

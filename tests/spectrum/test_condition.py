@@ -157,6 +157,12 @@ def test_a_rank_cut_that_keeps_nothing_or_what_is_below_zero_is_refused(toleranc
     assert condition_number(spectrum_of(x, tolerance=0.999)).value == 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_features_that_gradients_would_reach_have_the_same_spectrum_and_no_warning() -> None:
+    features = ref.gaussian(6, 3, seed=0)
+    assert condition_number(spectrum_of(features.clone().requires_grad_())) == condition_number(spectrum_of(features))
+
+
 @pytest.mark.parametrize("size", [1e-170, 1e-160, 1e160])
 def test_numbers_that_cannot_be_squared_are_told_from_zeros(size: float) -> None:
     x = size * ref.gaussian(40, 3, seed=0)
