@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from experiments.reporting import key_values, machine_of, readme
@@ -335,8 +336,10 @@ def _log_rir(record: dict[str, Any], estimator: str) -> float:
 
 
 def _number(value: float) -> str:
-    """As YAML reads it as a number again."""
-    return f"{value:g}" if 1e-4 <= value < 1e4 else f"{value:.1e}"
+    """As YAML reads it as a number again, the same one."""
+    if 1e-4 <= value < 1e4:
+        return np.format_float_positional(value, trim="-")
+    return np.format_float_scientific(value, trim="0", exp_digits=2)
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def test_a_method_searched_again_alone_leaves_the_others(outcome: Path, tmp_path
         search.run(["experiment=search_housing", f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'no'}", "keep=true"])
 
 
-@pytest.mark.parametrize("value", [1e-5, 0.0003, 0.015, 0.15, 1.0, 1e11, 1e21])
+@pytest.mark.parametrize("value", [1e-5, 1.25e-5, 0.0003, 0.015, 0.15, 0.1234567, 1.0, 1e11, 1.05e12, 1e21])
 def test_numbers_are_numbers_in_yaml(value: float) -> None:
     assert OmegaConf.create(f"x: {search._number(value)}").x == value
 
