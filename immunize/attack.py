@@ -21,7 +21,7 @@ from immunize.config import config_hash, data_folder, is_deep, resolved, setting
 from immunize.effects import Idle, asked_for, idle_in_attack, refuse_idle, told
 from immunize.errors import CheckpointError, UserError
 from immunize.files import read_object
-from immunize.instantiate import NOT_ARGUMENTS, build, build_source
+from immunize.instantiate import NOT_ARGUMENTS, build, build_source, check_parts
 from immunize.records import (
     ATTACK_CELLS,
     ATTACK_RECORD,
@@ -237,6 +237,7 @@ def assemble(cfg: DictConfig) -> Grid:
         if record["status"] != "finished":
             raise CheckpointError(f"the run in {cfg.run} is '{record['status']}': there is nothing finished to attack")
         nodes = OmegaConf.create(settings_of(record, data_root))
+        check_parts(nodes.model, nodes.pretrain, nodes.harmful)
     assert isinstance(nodes, DictConfig)
     pointed = Pointed(
         model=nodes.model.name,

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from immunize.cli import command, tell
 from immunize.config import config_hash, data_folder, settings_of
 from immunize.errors import CheckpointError, DivergedError
-from immunize.instantiate import sources_of
+from immunize.instantiate import check_parts, sources_of
 from immunize.records import CHECKPOINT, RELATIVE_TOLERANCE, differences, plain, read_immunized, whole_config, without
 from immunize.threads import cpu_threads
 
@@ -43,6 +43,7 @@ def run(
     if record["status"] != "finished":
         raise CheckpointError(f"the run in {folder} is '{record['status']}', it has no numbers to check")
     cfg = OmegaConf.create(settings_of(record, data_folder(data_root)))
+    check_parts(cfg.pretrain, cfg.harmful, cfg.method, cfg.model, cfg.get("init"))
     # Missing files are reported before the heavy imports below, which take seconds.
     sources = sources_of(cfg)
     tell(f"{folder}: every number again, from checkpoint and data")

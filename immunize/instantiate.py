@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
@@ -13,7 +13,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from immunize.config import is_deep
-from immunize.errors import UserError
+from immunize.errors import CheckpointError, UserError
 
 if TYPE_CHECKING:
     from immunize.data import SourceBase
@@ -90,6 +90,45 @@ def sources_of(cfg: DictConfig) -> tuple[SourceBase, SourceBase]:
                     raise
         source.require()
     return sources
+
+
+PARTS = ("SourceBase", "Objective", "LinearExtractor", "DeepExtractor", "Attack", "Optimizer")
+"""Classes whose subclasses a record may have built, by name, so that none has to be imported: ours, and torch's."""
+
+
+def check_parts(*nodes: Any) -> None:
+    """Refuse what a record has built and is no part of a run: who evaluates runs of others is not to run anything else.
+
+    Args:
+        nodes: of the configuration of a record; what is none is left out.
+
+    Raises:
+        CheckpointError: a `_target_`, at any depth, is neither a class derived from one of `PARTS`, or a method of such
+            a class, nor a function whose annotation says that it returns one.
+    """
+    for target in _targets([OmegaConf.to_container(node, resolve=True) for node in nodes if OmegaConf.is_config(node)]):
+        try:
+            found = get_object(target)
+        except (ImportError, ValueError, TypeError, AttributeError):
+            continue  # `instantiate` says it better
+        of_class = getattr(found, "__self__", found)
+        if inspect.isclass(of_class):
+            ours = {one.__name__ for one in of_class.__mro__ if one.__module__.startswith(("immunize.", "torch."))}
+        else:
+            returned = getattr(found, "__annotations__", {}).get("return")
+            ours = {str(getattr(returned, "__name__", returned)).rpartition(".")[2]}
+        if ours.isdisjoint(PARTS):
+            raise CheckpointError(
+                f"the record has {target} called, which makes no part of a run, and nothing else is run for a record; "
+                "if it is a network of your own, annotate the function with -> DeepExtractor"
+            )
+
+
+def _targets(value: Any) -> Iterator[str]:
+    if isinstance(value, dict) and isinstance(value.get("_target_"), str):
+        yield value["_target_"]
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _targets(item)
 
 
 LABELS = {"bce": "binary", "ce": "classification"}

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from immunize.cli import command, now_and_then
 from immunize.config import data_folder
 from immunize.errors import CheckpointError
+from immunize.instantiate import check_parts
 from immunize.records import CARD_JSON, CARD_MD, differences, without
 
 NOT_COMPARED = "seconds"
@@ -100,6 +101,7 @@ def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: 
             )
         cfg = OmegaConf.merge(whole, {"run": str(folder), "data_root": data_folder(data_root)})
         assert isinstance(cfg, DictConfig)
+        check_parts(cfg.attack, cfg.get("benign"))
     again = plain(measure(assemble(cfg), tell=tell))
     old, new = without(attack, NOT_COMPARED), without(again, NOT_COMPARED)
     new |= {"kind": "attack", "status": "finished"}

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from immunize import evaluate, threads, train
+from immunize import attack, evaluate, threads, train
 from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.errors import CheckpointError, MissingDataError
 from immunize.features.weights import load_weights, save_weights
 from immunize.pipeline.linear import LinearModel
 from immunize.records import CHECKPOINT, RECORD, read_record
+from tests.attacking import compose_attack
 from tests.commands import Called
 from tests.composing import compose_config, run_tiny, run_tiny_deep, theta_of
 from tests.tampering import change_at, edit_json
@@ -89,6 +90,27 @@ def test_what_is_no_runs_folder_is_told(folder: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=re.escape(told)):
             evaluate.run(given)
+
+
+CALLED: list[str] = []
+
+
+def by_others(name: str) -> str:
+    """What a record that others wrote might name, with `name` as it may."""
+    CALLED.append(name)
+    return name
+
+
+@pytest.mark.parametrize("command", [evaluate.run, lambda run: attack.assemble(compose_attack(f"run={run}"))])
+@pytest.mark.parametrize("at", [("harmful",), ("pretrain", "seed"), ("model", "init", 0)])
+def test_nothing_but_parts_of_a_run_is_called_for_a_record(
+    command: Callable[[Path], object], at: tuple[Any, ...], folder: Path
+) -> None:
+    call = {"_target_": f"{__name__}.by_others", "name": "run"}
+    edit_json(folder / RECORD, lambda record: change_at(record["config"], at[:2], lambda _: [call] if at[2:] else call))
+    with pytest.raises(CheckpointError, match=r"the record has .*by_others called, which makes no part of a run"):
+        command(folder)
+    assert not CALLED
 
 
 def test_threads_are_those_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from immunize import attack, verify
 from immunize.checkpoints import save_checkpoint
 from immunize.config import NOT_HASHED
-from immunize.errors import UserError
+from immunize.errors import CheckpointError, UserError
 from immunize.records import (
     ATTACK_CELLS,
     ATTACK_RECORD,
@@ -63,6 +63,13 @@ def test_honest_folder_agrees_and_is_left_as_it_is(folder: Path) -> None:
     for name in (ATTACK_RECORD, CARD_JSON, CARD_MD):
         (folder / name).unlink()
     assert verify.run(folder) == []
+
+
+def test_nothing_but_attacks_is_called_for_an_attack_record(folder: Path) -> None:
+    call = {"_target_": "immunize.files.read_object", "path": "nowhere"}
+    edit_json(folder / ATTACK_RECORD, lambda content: content["config"]["attack"]["attacks"].update(own=call))
+    with pytest.raises(CheckpointError, match=r"the record has immunize\.files\.read_object called"):
+        verify.run(folder)
 
 
 CHANGED: tuple[tuple[Any, ...], ...] = (
