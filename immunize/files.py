@@ -111,6 +111,6 @@ def read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object; None where there is no file that holds one."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

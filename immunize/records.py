@@ -169,7 +169,7 @@ def read_file(path: Path, what: str = "a record") -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"{path} is not there") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} cannot be read as {what}: {error}. If it was cut off or damaged, give the command that made it "
             "again, or move it away"

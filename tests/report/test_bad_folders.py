@@ -85,6 +85,7 @@ def test_one_damaged_record_is_named(table1: list[Record], tmp_path: Path) -> No
     run = folder / "run0001"
     for content, message in (
         ('{"status": "finished", "config": {"a', "cannot be read as a record.*cut off or damaged"),
+        ("[" * 100_000, "cannot be read as a record: maximum recursion depth.*cut off or damaged"),
         ('{"status": {}}', "is not a record: it has no status"),
         ('{"status": "finished", "model": "vit"}', "is not a record of immunize.train: it has no"),
     ):
