@@ -244,6 +244,13 @@ def test_a_process_that_was_killed_is_one_line(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.startswith("error: a process was killed, ")
 
 
+def test_a_command_begun_with_closed_outputs_writes_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    entry_point(lambda: print(sys.stdout.isatty(), file=sys.stderr))()
+    assert sys.stderr is not None
+
+
 def test_a_pipe_that_nobody_reads_any_more_is_no_error(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)  # as `| head` does once it has enough
