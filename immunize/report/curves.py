@@ -129,7 +129,7 @@ def _panels(
     handles = {str(line.get_label()): line for axis in figure.axes for line in axis.lines}
     labels = [label for one in order for label in handles if label.split(",")[0] == _SAID.get(one, one)]
     figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=4)
-    figure.suptitle(f"{'REDUCED: ' if bands['reduced'].any() else ''}{title}", fontsize=11)
+    figure.suptitle(f"{'REDUCED: ' if bands['reduced'].any() else ''}{title}", fontsize=11, parse_math=False)
     return figure
 
 
@@ -312,7 +312,7 @@ def draw_norm_ratio(record: dict[str, Any]) -> Figure:
     drawn = [axis for axis in axes if axis.lines]  # a task with nothing to learn has no curve
     if drawn:
         figure.legend(*drawn[-1].get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False, fontsize=8)
-    figure.suptitle(run_title(record))
+    figure.suptitle(run_title(record), parse_math=False)
     return figure
 
 

@@ -34,13 +34,13 @@ def show_forecast(record: dict[str, Any], console: Console | None = None) -> Non
     console = to_read(console)
     console.print(to_print(_data_table(record), ["fit rows"], sections=False))
     told = filled_in("forecast.txt", record=record, bound=_bound(record), rho=_rho(record["bound"]["rho"]))
-    console.print(told.rstrip("\n"), markup=False, highlight=False)
+    console.print(told.rstrip("\n"))
     console.print(to_print(_ratio_table(record), _MAPPED))
     verdict = record["verdict"]
     for note in verdict["notes"]:
-        console.print(f"note: {note}", markup=False, highlight=False)
+        console.print(f"note: {note}")
     style = "green" if verdict["immunizable"] else "red"
-    console.print(f"verdict: {verdict['sentence']}", style=style, markup=False, highlight=False)
+    console.print(f"verdict: {verdict['sentence']}", style=style)
 
 
 def forecast_figure(record: dict[str, Any], path: Path) -> None:
@@ -56,7 +56,7 @@ def forecast_figure(record: dict[str, Any], path: Path) -> None:
         axis.title.set_fontsize(10)
         frameless(axis, alpha=0.25, linewidth=0.6)
     sentence = "\n".join(textwrap.wrap(record["verdict"]["sentence"], 140))
-    figure.suptitle(f"{pair_title(record)}\n{sentence}", fontsize=10)
+    figure.suptitle(f"{pair_title(record)}\n{sentence}", fontsize=10, parse_math=False)
     save_as(figure, path, dpi=150)
 
 

@@ -56,14 +56,14 @@ def heatmap(panels: Mapping[str, Mapping[str, float]], title: str, *, sides: tup
     for index, (axis, (name, found)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
         values = np.array([[found.get(f"{row}→{column}", math.nan) for column in names[1]] for row in names[0]])
         _draw(axis, values, names, scale)
-        axis.set_title(name, fontsize=11)
+        axis.set_title(name, fontsize=11, parse_math=False)
         if index >= len(panels) - columns:
             axis.set_xlabel(sides[1])
         if index % columns == 0:
             axis.set_ylabel(sides[0])
     bar = figure.colorbar(ScalarMappable(scale, _MAP), ax=list(axes.flat), shrink=0.8, aspect=30, pad=0.01)
     bar.set_label("log(RIR), natural")
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle(title, fontsize=12, parse_math=False)
     return figure
 
 
@@ -81,8 +81,8 @@ def _draw(axis: Axes, values: Array, names: Sequence[Sequence[str]], scale: Norm
             continue
         ink = "white" if abs(2 * float(scale(value)) - 1) > _DARK else "black"
         axis.text(column, row, _cell(value), ha="center", va="center", fontsize=7.5, color=ink)
-    axis.set_xticks(range(len(names[1])), names[1])
-    axis.set_yticks(range(len(names[0])), names[0])
+    axis.set_xticks(range(len(names[1])), names[1], parse_math=False)
+    axis.set_yticks(range(len(names[0])), names[0], parse_math=False)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
 

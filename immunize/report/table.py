@@ -168,7 +168,7 @@ def in_cell(text: str) -> str:
 
 def to_read(console: Console | None = None) -> Console:
     """The console to print on, stdout by default; only a terminal has a width of its own. Sentences wrap there too."""
-    console = console or Console(highlight=False)
+    console = console or Console(highlight=False, markup=False, emoji=False)  # names are no markup
     if not console.is_terminal:
         console.width = WIDTH
     return console

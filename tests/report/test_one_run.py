@@ -18,6 +18,7 @@ from rich.console import Console
 
 from immunize.config import config_dir
 from immunize.records import CARD_JSON, CARD_MD, REPORT, read_record
+from immunize.report import show_record
 from immunize.report.__main__ import main
 from immunize.report.attacks.one_run import attack_rows, show_attack, verdict_sentence
 from immunize.report.card import card_of, card_text, threat_model
@@ -46,6 +47,15 @@ def test_table_shows_numbers_verdicts_and_steps(base: Record) -> None:
         assert f"{steps['identity']['0.1']:,} → {steps['immunized']['0.1']:,}" in text
     assert text.count("Definition 3.1 on ") == 2
     assert max(len(line) for line in text.splitlines()) <= 110
+
+
+def test_names_are_neither_markup_nor_mathematics(
+    base: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base["method"] = "[/a] [b] :bug: $x_$"
+    show_record(base)
+    assert f"{base['method']}: synthetic against synthetic" in capsys.readouterr().out
+    norm_ratio_figure(base, tmp_path / "figure.png")
 
 
 @pytest.mark.parametrize("verdict", "abc")

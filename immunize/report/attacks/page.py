@@ -140,7 +140,7 @@ def best_figure(attacks: Attacks) -> Figure:
         for axis, kind in zip(row, kinds, strict=True):
             if kind in group.kinds:
                 _bars(axis, group, kind, attacks.methods)
-                axis.set_title(group.titled(f"{KINDS[kind]} task"), fontsize=10, loc="left")
+                axis.set_title(group.titled(f"{KINDS[kind]} task"), fontsize=10, loc="left", parse_math=False)
             else:
                 axis.set_axis_off()
         row[0].set_ylabel("best score of the tier", fontsize=9)
@@ -170,7 +170,7 @@ def plane_figure(attacks: Attacks) -> Figure | None:
         for axis, tier in zip(row, sorted(honest), strict=True):
             _points(axis, group, tier, attacks.methods)
             axis.set_title(tier, fontsize=10)
-        row[0].set_ylabel(f"{group.titled()}\nhonest retention", fontsize=8)
+        row[0].set_ylabel(f"{group.titled()}\nhonest retention", fontsize=8, parse_math=False)
     for axis in axes[-1]:
         axis.set_xlabel("harmful retention", fontsize=9)
     shapes = [f"{'circle' if kind == 'pretrain' else 'square'}: {KINDS[kind]} task" for kind in _MARKERS]

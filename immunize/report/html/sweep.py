@@ -181,7 +181,7 @@ def front(view: str, numbers: pd.DataFrame) -> tuple[Figure, Table]:
         right, top = x**2 > np.prod(axis.get_xlim()), y**2 > np.prod(axis.get_ylim())  # of the frame
         place = {"xytext": (-6 if right else 6, -6 if top else 6), "va": "top" if top else "bottom"}
         place |= {"ha": "right" if right else "left", "textcoords": "offset points"}
-        axis.annotate("\n".join(of["setting"]), (x, y), fontsize=8, **place)
+        axis.annotate("\n".join(of["setting"]), (x, y), fontsize=8, parse_math=False, **place)
     rows = [[p["setting"], short(p[i]), short(p[ii]), "yes" if p["on_front"] else ""] for _, p in points.iterrows()]
     return figure, Table("Geometric means", ("setting", RATIO_HEADS[i], RATIO_HEADS[ii], "on the front"), rows)
 
