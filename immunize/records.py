@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from immunize import __version__
-from immunize.errors import CheckpointError
+from immunize.errors import CheckpointError, some
 from immunize.files import write_text
 from immunize.memoize import give_back_memory
 
@@ -117,6 +117,8 @@ def read_record(folder: Path) -> dict[str, Any]:
         record = read_file(path)
         if "config" not in record:
             raise ValueError(f"{path} is not a record of immunize.train: it has no 'config'")
+        if not all(isinstance(settings, dict) for settings in (record["config"], record.get("without_effect", {}))):
+            raise ValueError(f"{path} holds what no run writes: settings that are no groups of settings")
         check_versions([record], path)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} holds no {RECORD}") from None
@@ -151,6 +153,8 @@ def read_immunized(folder: Path) -> dict[str, Any]:
     record = read_record(folder)
     if "method" not in record:
         raise CheckpointError(f"{folder} holds no run of immunize.train; the weights that lie there are plain already")
+    if lacking := [name for name in ("config_hash", "data_hash", "hardware") if name not in record]:
+        raise CheckpointError(f"the record in {folder} lacks {some(lacking)}: it is of another version, or no run's")
     return record
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from immunize import attack, evaluate, threads, train
+from immunize import attack, evaluate, export, threads, train
 from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.errors import CheckpointError, MissingDataError
 from immunize.features.weights import load_weights, save_weights
@@ -92,6 +93,10 @@ def test_what_is_no_runs_folder_is_told(folder: Path) -> None:
             evaluate.run(given)
 
 
+COMMANDS: tuple[Callable[[Path], object], ...] = (
+    evaluate.run,
+    lambda run: attack.assemble(compose_attack(f"run={run}")),
+)
 CALLED: list[str] = []
 
 
@@ -101,7 +106,7 @@ def by_others(name: str) -> str:
     return name
 
 
-@pytest.mark.parametrize("command", [evaluate.run, lambda run: attack.assemble(compose_attack(f"run={run}"))])
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("at", [("harmful",), ("pretrain", "seed"), ("model", "init", 0)])
 def test_nothing_but_parts_of_a_run_is_called_for_a_record(
     command: Callable[[Path], object], at: tuple[Any, ...], folder: Path
@@ -111,6 +116,20 @@ def test_nothing_but_parts_of_a_run_is_called_for_a_record(
     with pytest.raises(CheckpointError, match=r"the record has .*by_others called, which makes no part of a run"):
         command(folder)
     assert not CALLED
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, export.run])
+def test_a_record_of_something_else_is_told(command: Callable[[Path], object], folder: Path) -> None:
+    record = read_record(folder)
+    for change, told in (
+        ({"config": None}, "holds what no run writes"),
+        ({"without_effect": []}, "holds what no run writes"),
+        ({"hardware": ...}, "lacks hardware: it is of another version"),
+    ):
+        changed = {key: value for key, value in {**record, **change}.items() if value is not ...}
+        (folder / RECORD).write_text(json.dumps(changed))
+        with pytest.raises(CheckpointError, match=told):
+            command(folder)
 
 
 def test_threads_are_those_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def finished_run(folder: Path, architecture: str = "resnet18", **changes: Any) -
     extractor = DeepExtractor.from_timm(**model, n_classes=5, seed=3)
     said = {"method": "ours", "model": "small", "pretrain": "digits", "harmful": "cars", "seed": 3}
     record = {"schema_version": SCHEMA_VERSION, "status": "finished", "config_hash": "0123456789abcdef", **said}
-    record["config"] = {"model": model | {"kind": "deep"}}
+    record |= {"config": {"model": model | {"kind": "deep"}}, "data_hash": "0123", "hardware": {}}
     write_record(folder, record | changes)
     save_weights(folder / CHECKPOINT, extractor.full_state_dict())
     return extractor
