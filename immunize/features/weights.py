@@ -85,6 +85,9 @@ def build_network(
             f"(python -m immunize.pretrain model.fresh_head=true)"
         )
     arguments = network_arguments(architecture, image_size, kwargs or {})
+    # Files of weights that timm itself reads: some versions run what they hold.
+    if named := sorted({"checkpoint_path", "pretrained_cfg"} & arguments.keys()):
+        raise UserError(f"model.kwargs.{named[0]} is no argument of a network: model.checkpoint names weights")
     overlay = pretrained_overlay(architecture, config) if use_hub else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -149,6 +149,8 @@ def test_digest_is_of_names_types_and_values(state: dict[str, Tensor]) -> None:
         ("resnet19", {}, "no model 'resnet19'; did you mean resnet18"),
         ("zzz", {}, r"timm\.list_models"),
         ("resnet18", {"kwargs": {"width": 3}}, r"model\.kwargs do not suit timm's resnet18.*width"),
+        ("resnet18", {"kwargs": {"checkpoint_path": "a.pth"}}, r"kwargs\.checkpoint_path is no argument of a network"),
+        ("resnet18", {"kwargs": {"pretrained_cfg": {"file": "a.pth"}}}, r"model\.checkpoint names weights"),
         ("vit_base_patch16_18x2_224", {"pretrained": True}, "no pretrained weights for vit_base_patch16_18x2_224"),
     ],
 )
