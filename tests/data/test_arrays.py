@@ -154,6 +154,7 @@ def files(folder: Path, x_p: Any, y_p: Any, x_h: Any, y_h: Any) -> list[str]:
     [
         *((method, of_both, "") for method in ("erase", "closed_form") for of_both in (False, True)),
         ("imma", False, r"objective\.loss=mse knows no classes, but arrays \(harmful\)"),
+        ("ours", True, r"objective\.loss=mse knows no classes, .*choose objective\.loss=ce"),
     ],
 )
 def test_classes_need_a_loss_of_their_own_only_where_steps_are_taken_with_it(
