@@ -183,6 +183,9 @@ def test_every_option_of_the_budget_reaches_the_choice(estimator: str) -> None:
 def test_a_choice_of_a_budget_goes_to_its_limit_and_says_where_the_estimator_has_one() -> None:
     spectra = pencil(X_P, X_H)
     choice = choose_budget(spectra, X_P, X_H, harder_by=1.5)
+    (trial,) = (trial for trial in choice.trials if trial.budget == choice.budget)
+    assert choice.reason.startswith(f"B = {choice.budget:.3g} is the largest")
+    assert choice.reason.endswith(f"(i) = {trial.ratio_harmful:.3g}, (ii) = {trial.ratio_pretrain:.3g} (spectrum)")
     # the largest at all: on the rows that K was computed from (b) holds up to κ(K_P)
     assert choice.budget == pytest.approx(spectra.kappa_pretrain, rel=0.06)
     capped = choose_budget(spectra, X_P, X_H, harder_by=1e4, estimator="ridge", rho=0.5)
@@ -196,6 +199,7 @@ def test_harder_is_strictly_harder_whatever_the_factor() -> None:
     """Identical data: (i) = (ii) for every B, so that no B has (i) > 1 and (ii) ≤ 1."""
     choice = choose_budget(pencil(X_P, X_P), X_P, X_P, harder_by=0.0)
     assert not choice.feasible
+    assert choice.reason.endswith(f"B = {choice.budget:.3g} is used (spectrum)")
 
 
 def test_shrinkage_is_chosen_in_ten_folds_below_five_samples_a_feature() -> None:
