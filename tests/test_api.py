@@ -287,6 +287,12 @@ def test_a_network_of_others_is_not_fitted_to_an_uneven_sample_of_its_data() -> 
     assert -3 < gained["answers"][1] < 3
 
 
+def test_both_networks_see_the_same_rows_of_a_loader_that_shuffles(network: Network) -> None:
+    both = loaders(batch_size=50, shuffle=True, drop_last=True)
+    found = immunized(network, *both, method="none", steps=1, learning_rate=1e-9)
+    assert found.ratios["spectrum"].intervals["rir"] == pytest.approx((1, 1), rel=1e-4)  # row by row the same
+
+
 def test_frozen_part_is_computed_once(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Once] = []
     init = Once.__init__

@@ -18,6 +18,7 @@ FOLDER = EXPERIMENTS / "front_digits"
 @pytest.mark.usefixtures("undrawn")
 def test_the_committed_page_is_what_its_records_make(tmp_path: Path) -> None:
     out = network_front.run(["experiment=front_digits", f"runs={FOLDER}", f"out={tmp_path}"])
+    assert {path.name for path in out.iterdir()} == {path.name for path in FOLDER.iterdir()}
     for name in ("table.md", "README.md"):
         assert (out / name).read_bytes() == (FOLDER / name).read_bytes()
 
