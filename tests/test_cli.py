@@ -37,6 +37,7 @@ def test_default_run_writes_into_its_folder_and_tells_of_its_progress_in_plain_l
     assert path.is_relative_to(tmp_path / "outputs")
     record = json.loads(path.read_text())
     assert (record["status"], record["method"], record["harmful"], record["seed"]) == ("finished", "ours", "digits", 0)
+    assert "RIR" in done.stdout
     assert "\x1b[" not in done.stdout
     names = ("record.json", "checkpoint.safetensors", "norm_ratio.png", "metrics.csv")
     assert {file for file in tmp_path.rglob("*") if file.is_file()} == {path.parent / name for name in names}

@@ -65,6 +65,10 @@ def test_the_record_says_what_is_gone_and_counts_the_directions_that_are_left(di
     assert evaluate.run(folder)[1] == []
 
 
+def test_imma_trains_on_several_classes_too(tmp_path: Path) -> None:
+    assert train.run(compose_config(*DIGITS, "method=imma", "objective.epochs=3"), tmp_path)["status"] == "finished"
+
+
 @pytest.mark.data
 def test_the_target_of_house_prices_cannot_be_learned_and_that_of_d_p_can(data_root: str) -> None:
     losses = []
