@@ -305,6 +305,7 @@ def test_folders_of_images_are_data_sets_of_their_own(table2: list[Record]) -> N
             "cars": {},
             "imagefolder": {"folder": record["data"]["harmful"].pop("folder")},
         }
+    assert {row[1] for row in page_of(table2).table("Mean ± standard deviation: fit, spectrum").rows} == {"4"}
     assert [of.title for of in summary_tables(table2)] == [f"imagefolder mine → cars+imagefolder {of}" for of in "abcd"]
 
 
