@@ -46,6 +46,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_it_learns_and_a_run_that_takes_the_checkpoint_finds_the_same_accuracy(trained: Run, tmp_path: Path) -> None:
     folder, record = trained
     assert read_record(folder)["accuracy"] == record["accuracy"] > 80  # of five classes
+    assert record["steps"] == 6 * (record["data"]["images"]["fit"] // 64)
     of_run = (SMALL[0], "objective.max_steps=1", "pretrain._target_=immunize.data.digits.Digits")
     run = run_tiny_deep(tmp_path, *of_run, f"model.checkpoint={folder / CHECKPOINT}")
     assert run["pretrain_accuracy"]["before"] == pytest.approx(record["accuracy"], abs=1e-9)
