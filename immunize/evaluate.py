@@ -43,10 +43,9 @@ def run(
     if record["status"] != "finished":
         raise CheckpointError(f"the run in {folder} is '{record['status']}', it has no numbers to check")
     cfg = OmegaConf.create(settings_of(record, data_folder(data_root)))
-    check_parts(cfg.pretrain, cfg.harmful)
-    # Missing files are reported before the heavy imports below, which take seconds.
+    check_parts(cfg.pretrain, cfg.harmful, cfg.method, cfg.model, cfg.get("init"))
+    # Missing files are reported before the heavier imports below, which take seconds.
     sources = sources_of(cfg)
-    check_parts(cfg.method, cfg.model, cfg.get("init"))
     tell(f"{folder}: every number again, from checkpoint and data")
     from immunize.pipeline.assemble import assemble
     from immunize.spectrum.condition import ZeroMatrixError

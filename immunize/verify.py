@@ -115,7 +115,7 @@ def _attacks(folder: Path, attack: dict[str, Any], data_root: str | None, tell: 
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 

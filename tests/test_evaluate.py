@@ -14,6 +14,7 @@ import torch
 
 from immunize import attack, evaluate, export, threads, train
 from immunize.checkpoints import load_checkpoint, save_checkpoint
+from immunize.config import resolved
 from immunize.errors import CheckpointError, MissingDataError
 from immunize.features.weights import load_weights, save_weights
 from immunize.pipeline.linear import LinearModel
@@ -115,6 +116,16 @@ def test_nothing_but_parts_of_a_run_is_called_for_a_record(
     edit_json(folder / RECORD, lambda record: change_at(record["config"], at[:2], lambda _: [call] if at[2:] else call))
     with pytest.raises(CheckpointError, match=r"the record has .*by_others called, which makes no part of a run"):
         command(folder)
+    assert not CALLED
+
+
+def test_a_method_of_others_is_not_called_to_tell_whether_it_needs_the_loss(folder: Path) -> None:
+    """D_P with classes, which mse does not know: a method that computes θ would need no loss."""
+    of_classes = resolved(compose_config("harmful=digits5to9"))["pretrain"]
+    changed = {"pretrain": of_classes, "method": {"_target_": f"{__name__}.by_others", "name": "run"}}
+    edit_json(folder / RECORD, lambda record: record["config"].update(changed))
+    with pytest.raises(CheckpointError, match="by_others called, which makes no part of a run"):
+        evaluate.run(folder)
     assert not CALLED
 
 

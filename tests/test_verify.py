@@ -106,6 +106,9 @@ def test_changed_card_is_named(folder: Path) -> None:
     number, text = verify.run(folder)
     assert number.startswith("card: card.ratios.fit.spectrum.rir: 1000000000.0")
     assert text == f"card: {CARD_MD} is not what the records say"
+    (folder / CARD_JSON).write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="cannot be read: maximum recursion depth"):
+        verify.run(folder)
     (folder / CARD_JSON).unlink()
     assert verify.run(folder)[0] == f"card: {CARD_JSON} is missing, {CARD_MD} is there"
 
