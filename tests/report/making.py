@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import io
@@ -11,8 +12,6 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from immunize.report import show_record
 from immunize.report.experiments import Request, report_experiment
@@ -123,7 +122,8 @@ def tables_of(markdown: str) -> Tables:
 
 def shown(record: Record) -> str:
     """What is printed of one run."""
-    show_record(record, Console(file=(out := io.StringIO()), highlight=False))
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        show_record(record)
     return out.getvalue()
 
 
