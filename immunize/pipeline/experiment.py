@@ -93,10 +93,11 @@ def logged_run(record: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     }
     chosen = " ".join(f"{sign}={value:g}" for sign, value in told.items() if value is not None)
     words = (record["method"], record["model"], pair, chosen, f"seed={record['seed']}", record["config_hash"][:6])
+    tags = (record["method"], record["model"], *names, *([experiment] if experiment else []))
     return {
         "name": " ".join(word for word in words if word),
         "group": experiment or f"{record['model']}: {pair}",
-        "tags": list(dict.fromkeys((record["method"], record["model"], *names, *([experiment] if experiment else [])))),
+        "tags": list(dict.fromkeys(tag[:64] for tag in tags)),  # W&B takes no longer ones, as several data sets have
         "config": {**config, "config_hash": record["config_hash"]},
     }
 

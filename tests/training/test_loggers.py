@@ -175,8 +175,9 @@ def test_a_run_that_is_refused_leaves_none_open_and_begins_none(tmp_path: Path, 
 
 def test_a_network_s_numbers_and_fine_tune_curves_have_names(finished_network: Path) -> None:
     record = read_record(finished_network)
-    run = logged_run(record, ["digits", "digits"])
-    assert run["name"].startswith("ours resnet_small digits against digits ")
+    run = logged_run(record, ["digits", "+".join(["digits"] * 10)])
+    assert [len(tag) for tag in run["tags"]] == [4, 12, 6, 64]
+    assert run["name"].startswith("ours resnet_small digits against digits+digits")
     assert run["config"]["model"]["architecture"] == record["config"]["model"]["architecture"]
     assert "probe_steps" not in run["config"]  # of linear models: not in force
     numbers, curves = flat_metrics(record), flat_curves(record)
