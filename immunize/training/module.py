@@ -79,6 +79,7 @@ class ImmunizationModule(LightningModule):
         self.log_every, self.lr_decay, self.max_steps = log_every, lr_decay, max_steps
         self.last_finite: dict[str, Tensor] = {}
         self._latest: Step | None = None
+        self.strict_loading = False  # a checkpoint of a training holds what is trained
 
     @abstractmethod
     def step_of(self, batch: Batch) -> Step:
@@ -198,6 +199,21 @@ class ImmunizationModule(LightningModule):
             for name, parameter in self._trained():
                 parameter.copy_(snapshot[name])
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what is trained, the weights of the terms, which may have been balanced, and what the record counts."""
+        trained = {name for name, _ in self._trained()}
+        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in trained}
+        checkpoint["objective_weights"] = dict(self.objective.weights)
+        checkpoint["attackers_diverged"] = dict(self.objective.diverged)
+        checkpoint["watched"] = {name: value.detach().cpu() for name, value in self.objective.watched.items()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put the weights of the terms back, and what the record counts."""
+        _take_precision(self, checkpoint["state_dict"])
+        self.objective.weights.update(checkpoint["objective_weights"])
+        self.objective.diverged.update(checkpoint["attackers_diverged"])
+        self.objective.watched.update(checkpoint["watched"])
+
     def log_now(self, metrics: dict[str, float]) -> None:
         """Write to every logger at the current step (Lightning's own `log` costs more than a small step does)."""
         for logger in self.loggers:
@@ -304,7 +320,6 @@ class DeepModule(ImmunizationModule):
         theta_0 = reference or net.reference() if self.objective.looks_at_theta_0 or keep_answers else None
         self._theta_0 = (theta_0,)  # not registered: it is neither trained nor kept
         self.decay = {"tail": weight_decay, "heads": head_weight_decay}
-        self.strict_loading = False  # a checkpoint of a training holds what is trained
 
     def step_of(self, batch: Batch) -> DeepStep:
         """What the method sees of a batch."""
@@ -352,21 +367,6 @@ class DeepModule(ImmunizationModule):
             {"params": self.theta_parameters(), "weight_decay": self.decay["tail"]},
             {"params": heads, "weight_decay": self.decay["heads"]},
         ]
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what is trained, the weights of the terms, which may have been balanced, and what the record counts."""
-        trained = {name for name, _ in self._trained()}
-        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in trained}
-        checkpoint["objective_weights"] = dict(self.objective.weights)
-        checkpoint["attackers_diverged"] = dict(self.objective.diverged)
-        checkpoint["watched"] = {name: value.detach().cpu() for name, value in self.objective.watched.items()}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put the weights of the terms back, and what the record counts."""
-        _take_precision(self, checkpoint["state_dict"])
-        self.objective.weights.update(checkpoint["objective_weights"])
-        self.objective.diverged.update(checkpoint["attackers_diverged"])
-        self.objective.watched.update(checkpoint["watched"])
 
 
 def _take_precision(module: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from immunize.data import ROLES, Part
 from immunize.data.pair import PairedData
+from immunize.pipeline.assemble import new_trainer
 from immunize.spectrum.regularizers import ill_step_bound, well_step_bound
 from immunize.spectrum.separability import folds_of
 from immunize.training.callbacks import GradientBalance, ImmunityMonitor, TheoremGuard, ValidationStop
@@ -259,6 +260,16 @@ def test_weights_make_gradient_norms_a_multiple_of_the_task_loss(multiplier: int
         assert weights["well"] == pytest.approx(multiplier * expected["well"], rel=1e-9)
         assert weights["ill"] == pytest.approx((ill or multiplier) * expected["ill"], rel=1e-9)
     assert len({weights["ill"] for weights in seen.weights}) == (3 if every else 1)
+
+
+def test_weights_that_were_balanced_are_in_a_checkpoint(tmp_path: Path) -> None:
+    cfg = tiny("objective.epochs=2")
+    data = data_of(cfg)
+    first, second = (module_of(cfg, data) for _ in range(2))
+    fit_module(first, data, GradientBalance(3)).save_checkpoint(tmp_path / "a.ckpt")
+    trainer = new_trainer(Trainer, [], [], accelerator="cpu", max_epochs=2)
+    trainer.fit(second, datamodule=data, ckpt_path=tmp_path / "a.ckpt")
+    assert second.objective.weights == first.objective.weights != module_of(cfg, data).objective.weights
 
 
 def test_a_later_balance_may_be_told_to_lower_weights_and_raise_none() -> None:
