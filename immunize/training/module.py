@@ -129,6 +129,10 @@ class ImmunizationModule(LightningModule):
         """
         self.trainer.should_stop |= self.max_steps is not None and self.trainer.global_step >= self.max_steps
 
+    def on_train_end(self) -> None:
+        """Let go of the last batch and its graph, with which the module cannot be copied."""
+        self._latest = None
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The weighted sum of the method's terms.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import sys
@@ -82,6 +83,11 @@ def test_checkpoint_holds_what_is_trained_and_what_a_training_that_goes_on_needs
     other.on_load_checkpoint(checkpoint)
     assert other.objective.weights == module.objective.weights
     assert other.objective.facts() == {"attackers_diverged": {"in step 2": 3}}
+
+
+def test_a_trained_module_can_be_copied() -> None:
+    fit(module := module_of())
+    torch.testing.assert_close(copy.deepcopy(module).state_dict(), module.state_dict(), rtol=0, atol=0)
 
 
 def test_a_term_without_weight_may_be_infinite() -> None:
