@@ -27,9 +27,9 @@ from immunize.instantiate import NOT_ARGUMENTS, build
 from immunize.pipeline.features import Measured, mapped
 from immunize.pipeline.fit import TRAINING
 from immunize.pipeline.network import NetworkModel
-from immunize.records import CHECKPOINT, read_record
+from immunize.records import CHECKPOINT, METRICS, read_record
 from immunize.report.summary import groups_of
-from immunize.training.callbacks import Progress, Resuming
+from immunize.training.callbacks import NetworkMonitor, Progress, Resuming
 from immunize.training.callbacks.signatures import SIGNATURES
 from tests.commands import ROOT, Command
 from tests.composing import (
@@ -249,6 +249,9 @@ def test_resumed_within_an_epoch_is_bit_equal(whole: Run, tmp_path: Path, monkey
     first = interrupted["training"]["fit"]["seconds"]
     assert interrupted["status"] == "interrupted"
     assert 0 < len([row for row in csv_rows(tmp_path / "metrics.csv") if row["loss"]]) < 3 * epoch
+    with monkeypatch.context() as patched:  # again, before the first step
+        patched.setattr(NetworkMonitor, "on_train_start", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert run_tiny_deep(tmp_path, *LOGGED, "resume=true")["status"] == "interrupted"
     record = run_tiny_deep(tmp_path, *LOGGED, "resume=true")
     facts, alone = record["training"]["fit"], whole[1]["training"]["fit"]
     assert facts["resumed"].items() >= {"epoch": 1, "step": 2}.items()
@@ -291,7 +294,7 @@ def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
     epochs: float, settings: list[str], whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = round(epochs * whole[1]["training"]["fit"]["steps"] / 3)
-    overrides = ["resume=true", f"objective.max_steps={limit}", *settings]
+    overrides = ["resume=true", f"objective.max_steps={limit}", *LOGGED[:-1], *settings]
     with monkeypatch.context() as patched:
         patched.setattr("immunize.pipeline.network.Resuming", Copied)
         alone = run_tiny_deep(tmp_path / "alone", *overrides)
@@ -302,11 +305,13 @@ def test_limit_of_steps_and_resumed_at_the_end_of_any_epoch_is_bit_equal(
         folder = tmp_path / f"from_{steps}"
         folder.mkdir()
         copies[steps].rename(folder / TRAINING)
+        shutil.copy(tmp_path / "alone" / METRICS, folder)  # with rows that come again
         record = run_tiny_deep(folder, *overrides)
         assert record["training"]["fit"]["resumed"] is not None
         assert record["training"]["fit"]["steps"] == max(copies), f"gone on with from {steps}"
         assert same_weights(folder, tmp_path / "alone"), f"gone on with from {steps}"
         assert all(record[key] == alone[key] for key in NUMBERS)
+        assert logged(folder) == logged(tmp_path / "alone"), f"gone on with from {steps}"
         facts, of_alone = (of["training"]["fit"] for of in (record, alone))
         assert all(facts.get(name) == of_alone.get(name) for name in COUNTED), f"gone on with from {steps}"
 

@@ -12,14 +12,20 @@ from urllib.parse import urlsplit
 
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.utilities import rank_zero_only
 
 from immunize.errors import UserError
 
 
 class CurveLogger(CSVLogger):
-    """Lightning's logger of `metrics.csv`, which deletes the file of before; a training that goes on keeps its rows."""
+    """Lightning's logger of `metrics.csv`, which deletes the file of before; a training that goes on keeps its rows.
+
+    Attributes:
+        rows: how many lie in the file.
+    """
 
     _before: Sequence[dict[str, str]] = ()
+    rows = 0
 
     @property
     def experiment(self) -> Any:
@@ -30,10 +36,17 @@ class CurveLogger(CSVLogger):
                 self._before = list(csv.DictReader(file))
         return super().experiment
 
-    def go_on(self, step: int) -> None:
-        """Take over the rows of before: a loss of steps below `step`, and what was seen once so many were taken."""
-        rows = [{name: value for name, value in row.items() if value} for row in self._before]
-        self.experiment.metrics[:0] = [row for row in rows if int(row["step"]) < step + ("loss" not in row)]
+    def go_on(self, rows: int) -> None:
+        """Take over the first rows of before: those after them will come again."""
+        kept = self._before[:rows]
+        self.experiment.metrics = [{name: value for name, value in row.items() if value} for row in kept]
+        self.save()
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the rows that wait."""
+        self.rows += len(self.experiment.metrics)
+        super().save()
 
 
 class RunLogger(WandbLogger):

@@ -57,7 +57,6 @@ class _Monitor(BestLook):
         self.latest: dict[str, float] = {}
         self._before: dict[Role, Spectrum] = {}
         self._seen: Look | None = None
-        self._fallen: list[Warned] = []
 
     @abstractmethod
     def _spectra(self, module: Any, step: int) -> dict[Role, Spectrum]:
@@ -70,6 +69,10 @@ class _Monitor(BestLook):
     @abstractmethod
     def _is_seen(self, module: Any) -> bool:
         """Whether what is trained is still what the last look saw."""
+
+    def _fallen(self, look: Look) -> list[Warned]:
+        """What else has failed in the look whose numbers are the latest."""
+        return []
 
     def _look(self, module: Any, step: int, terms: Collection[str] | None = None) -> Look:
         spectra, before, objective = self._spectra(module, step), self._before, module.objective
@@ -89,7 +92,8 @@ class _Monitor(BestLook):
 
     def look(self, trainer: Trainer, module: LightningModule) -> None:
         """At what is trained."""
-        self.signatures.see(self._logged_look(trainer, module), more=self._fallen)
+        look = self._logged_look(trainer, module)
+        self.signatures.see(look, more=self._fallen(look))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The last look, at what is kept; early stopping may have put another θ back."""
@@ -97,7 +101,7 @@ class _Monitor(BestLook):
         look = self._seen
         if look is None or look.step != trainer.global_step or not self._is_seen(pl_module):
             look = self._logged_look(trainer, pl_module)
-        self.signatures.see(look, last=True, more=self._fallen)
+        self.signatures.see(look, last=True, more=self._fallen(look))
 
     def state_dict(self) -> dict[str, Any]:
         """For a training that goes on later: the best so far, and the failures recognized."""
@@ -244,6 +248,8 @@ class NetworkMonitor(_Monitor):
         look, numbers = self._measured(module, trainer.global_step)
         if not trainer.global_step:  # a training that goes on was judged where it began
             self.signatures.see(look)
+        elif trainer.global_step % self.every == 0:
+            self.latest = numbers  # which were logged then
         if not self._best:
             self._judge(trainer, module, numbers)
         self.stop_in_time(trainer)  # one that was interrupted after its last look
@@ -254,11 +260,9 @@ class NetworkMonitor(_Monitor):
         super().look(trainer, module)
         self._judge(trainer, module, self.latest)
 
-    def _logged_look(self, trainer: Trainer, module: DeepModule) -> Look:
-        look = super()._logged_look(trainer, module)
+    def _fallen(self, look: Look) -> list[Warned]:
         now, before = self.latest["accuracy_pretrain"], self._accuracy_before
-        self._fallen = [_fallen(look, before, now)] if before - now > ACCURACY_COLLAPSED else []
-        return look
+        return [_fallen(look, before, now)] if before - now > ACCURACY_COLLAPSED else []
 
     def _is_seen(self, module: DeepModule) -> bool:
         return bool(self.latest) and not self._best

@@ -223,7 +223,7 @@ class Resuming(Callback):
         self.path, self.config_hash = path, config_hash
         known = _facts_in(path, config_hash) if resume else {}
         self.place = (known["epoch"], known["step"]) if known else None
-        self.run_id = known.get("run_id")
+        self.run_id, self._rows = known.get("run_id"), known.get("rows", 0)
         self._steps, self._asked, self._started = 0, False, False
         self._before_s, self._since = 0.0, time.perf_counter()
 
@@ -247,28 +247,27 @@ class Resuming(Callback):
         epoch, step = self.place
         return {"resumed": {"epoch": epoch, "step": step, "seconds": self._before_s}}
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Put the curves of before back at once: Lightning has just removed their file."""
+        if self.place is not None and trainer.is_global_zero:
+            for logger in trainer.loggers:
+                if isinstance(logger, CurveLogger):
+                    logger.go_on(self._rows)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take SIGTERM over from Lightning, which gives it back in the end; and the curves of before."""
+        """Take SIGTERM over from Lightning, which gives it back in the end."""
         self._started = True
-        self._go_on_with_curves(trainer)
         if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_asked", True))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Of a training that has no epoch left Lightning calls neither start nor end: the others are owed both."""
         if not self._started:
-            self._go_on_with_curves(trainer)
             others = [one for one in trainer.callbacks if one is not self]  # type: ignore[attr-defined]
             for callback in others:
                 callback.on_train_start(trainer, pl_module)
             for callback in others:
                 callback.on_train_end(trainer, pl_module)
-
-    def _go_on_with_curves(self, trainer: Trainer) -> None:
-        if self.place is not None and trainer.is_global_zero:
-            for logger in trainer.loggers:
-                if isinstance(logger, CurveLogger):
-                    logger.go_on(trainer.global_step)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """End, if any process was told to.
@@ -313,7 +312,8 @@ class Resuming(Callback):
         place = (trainer.current_epoch, self._steps) if self._steps else (trainer.current_epoch + 1, 0)
         facts = {"config_hash": self.config_hash, "epoch": place[0], "step": place[1]}
         runs = [logger.version for logger in trainer.loggers if isinstance(logger, RunLogger)]
-        checkpoint["immunize"] = facts | {"run_id": next(iter(runs), None)}
+        rows = sum(logger.rows for logger in trainer.loggers if isinstance(logger, CurveLogger))
+        checkpoint["immunize"] = facts | {"run_id": next(iter(runs), None), "rows": rows}
 
 
 def _facts_in(path: Path, config_hash: str) -> dict[str, Any]:
@@ -324,8 +324,8 @@ def _facts_in(path: Path, config_hash: str) -> dict[str, Any]:
         config_hash: of the run.
 
     Returns:
-        "epoch" and "step", the next ones, and "run_id"; nothing if there is no such checkpoint of the same
-        configuration.
+        "epoch" and "step", the next ones, "run_id", and "rows" of the curves; nothing if there is no such checkpoint
+        of the same configuration.
     """
     if not path.is_file():
         return {}
