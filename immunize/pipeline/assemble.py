@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
@@ -304,7 +305,7 @@ def new_trainer(make: Callable[..., Trainer], loggers: list[Logger], callbacks: 
         UserError: a bad `trainer` setting, such as devices that do not exist.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    return make(
+    trainer = make(
         use_distributed_sampler=False,  # a pair gives every process its share
         accumulate_grad_batches=1,  # spectra of parts of a batch do not add up to that of the whole
         logger=loggers or False,
@@ -315,6 +316,10 @@ def new_trainer(make: Callable[..., Trainer], loggers: list[Logger], callbacks: 
         num_sanity_val_steps=0,
         **own,
     )
+    environment = trainer._accelerator_connector.cluster_environment
+    if isinstance(environment, SLURMEnvironment):  # every later training there would begin with what SIGUSR1 leaves
+        environment.auto_requeue = False
+    return trainer
 
 
 def _loggers(node: DictConfig, folder: Path, run: Mapping[str, Any]) -> list[Logger]:

@@ -167,6 +167,19 @@ def test_ctrl_c_during_the_evaluation_is_recorded(tmp_path: Path, monkeypatch: p
     assert theta_of(tmp_path).shape == (D, D)
 
 
+def test_lightning_leaves_no_weights_in_the_working_directory_of_a_slurm_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_step: Changed
+) -> None:
+    for name in ("PROCID", "LOCALID", "NODEID"):
+        monkeypatch.setenv(f"SLURM_{name}", "0")
+    for name, value in {"NTASKS": "1", "JOB_ID": "1", "JOB_NAME": "job", "NODELIST": "localhost"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    handlers = []
+    at_step(0, lambda terms: (handlers.append(signal.getsignal(signal.SIGUSR1)), terms)[1])
+    assert run_tiny(tmp_path)["status"] == "finished"
+    assert handlers == [signal.SIG_DFL]  # Lightning's would keep them there, for all that train there later
+
+
 def test_a_figure_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """It does not cost the record."""
     monkeypatch.setattr("immunize.report.curves.norm_ratio_figure", Mock(side_effect=OSError("no space left")))
