@@ -103,7 +103,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
         **told(whole, idle, hashed),
     }
     seed_everything(cfg.seed, workers=True, verbose=False)
-    with alone_in(folder), cpu_threads(threads_in_force(cfg.threads)):
+    with alone_in(folder, cfg.overwrite), cpu_threads(threads_in_force(cfg.threads)):
         record |= provenance()
         own = ALL_OF_IT if cfg.model.get("fresh_head") else FROM_SCRATCH
         node = OmegaConf.merge(cfg.model, {key: value for key, value in own.items() if key in cfg.model})

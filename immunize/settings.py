@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -230,9 +230,14 @@ def check_folder(folder: Path, setting: str = "hydra.run.dir") -> None:
         ) from None
 
 
-def alone_in(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Hold the output folder for this run; on entering, a UserError where another is at work there."""
-    return held(
-        folder,
-        UserError(f"another run is at work in {folder}; wait for its end, or choose another: hydra.run.dir=..."),
-    )
+@contextlib.contextmanager
+def alone_in(folder: Path, overwrite: bool) -> Iterator[None]:
+    """Hold the output folder for this run.
+
+    Raises:
+        UserError: on entering, where another run is at work there, or has finished since :func:`refuse_finished`.
+    """
+    at_work = f"another run is at work in {folder}; wait for its end, or choose another: hydra.run.dir=..."
+    with held(folder, UserError(at_work)):
+        refuse_finished(folder, overwrite)
+        yield

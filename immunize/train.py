@@ -61,7 +61,7 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
     method = build(cfg.method, leave_out=NOT_ARGUMENTS)
     record = new_record(settings, method, given)
     count = process_count(cfg.trainer) if is_deep(cfg) and method.trains else 1
-    with alone_in(folder) if is_first() else contextlib.nullcontext(), sigint_restored():
+    with alone_in(folder, cfg.overwrite) if is_first() else contextlib.nullcontext(), sigint_restored():
         if count > 1 and not started_outside():
             spec = {"config": settings, "command": record["command"], "quiet": quiet}
             run_processes(spec, folder, count, "immunize.pipeline")

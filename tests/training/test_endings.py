@@ -6,6 +6,7 @@ import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -205,3 +206,18 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
         run_tiny(tmp_path)
     assert not list(tmp_path.iterdir())
     assert run_tiny(tmp_path)["status"] == "finished"
+
+
+def test_a_run_that_finished_while_another_was_loading_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_record = experiment.new_record
+
+    def after_the_other(*arguments: Any) -> dict[str, Any]:
+        with monkeypatch.context() as alone:
+            alone.setattr(experiment, "new_record", new_record)
+            run_tiny(tmp_path)
+        return new_record(*arguments)
+
+    monkeypatch.setattr(experiment, "new_record", after_the_other)
+    with pytest.raises(UserError, match="already holds a finished record"):
+        run_tiny(tmp_path, "seed=1")
+    assert read_record(tmp_path)["seed"] == 0
