@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import get_object
 from omegaconf import DictConfig
 
 from immunize.cli import in_sweep
 from immunize.config import OF_DEEP_NETS, config_hash, is_deep
 from immunize.errors import UserError
+from immunize.instantiate import located
 from immunize.records import parted
 
 Idle = dict[str, str]
@@ -220,7 +220,7 @@ def idle_data(config: Config, *uses: str) -> Idle:
 
 
 def _of_class(target: str | None, attribute: str) -> Any:
-    return None if target is None else getattr(get_object(target), attribute, None)
+    return None if target is None else getattr(located(target), attribute, None)
 
 
 def _all(why: str, *names: str) -> Idle:

@@ -59,6 +59,14 @@ def build(node: Mapping[str, Any], *, leave_out: Collection[str] = (), nulls: bo
         raise UserError(f"{target}: {cause}" if cause else str(error)) from error
 
 
+def located(target: str) -> Any:
+    """What a `_target_` names; None where it cannot be imported, which :func:`build` says better."""
+    try:
+        return get_object(target)
+    except (ImportError, ValueError, TypeError, AttributeError):
+        return None
+
+
 def build_source(node: Mapping[str, Any], setting: str) -> SourceBase:
     """A source of data; `setting` is where the configuration has it.
 
@@ -107,10 +115,8 @@ def check_parts(*nodes: Any) -> None:
             a class, nor a function whose annotation says that it returns one.
     """
     for target in _targets([OmegaConf.to_container(node, resolve=True) for node in nodes if OmegaConf.is_config(node)]):
-        try:
-            found = get_object(target)
-        except (ImportError, ValueError, TypeError, AttributeError):
-            continue  # `instantiate` says it better
+        if (found := located(target)) is None:
+            continue
         of_class = getattr(found, "__self__", found)
         if inspect.isclass(of_class):
             ours = {one.__name__ for one in of_class.__mro__ if one.__module__.startswith(("immunize.", "torch."))}
@@ -156,11 +162,11 @@ NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 def _check_numbers(target: str, arguments: Mapping[str, Any]) -> None:
     """Refuse what is no number where the annotation asks for one or a tuple of any length; others pass."""
+    found = located(target)
     try:
-        found = get_object(target)
         hints = typing.get_type_hints(found.__init__ if inspect.isclass(found) else found)
-    except (ImportError, ValueError, NameError, TypeError, AttributeError):
-        return  # `instantiate` says it better, or there are no annotations that can be read here
+    except (NameError, TypeError, AttributeError):
+        return  # there are no annotations that can be read here
     for name, hint in hints.items():
         several = typing.get_origin(hint) is tuple and typing.get_args(hint)[1:] == (...,)
         kind = typing.get_args(hint)[0] if several else hint

@@ -146,6 +146,13 @@ def test_logger_package_that_is_not_installed(refused: Refused, monkeypatch: pyt
     assert "tensorboard" in message
 
 
+def test_a_data_set_that_an_attack_cannot_import_is_named_once(refused: Refused) -> None:
+    Path("theta.safetensors").touch()
+    message = refused(attack.main, "checkpoint=theta.safetensors", "harmful._target_=nope.Data")
+    assert message.count("nope.Data cannot be imported") == message.count("No module named 'nope'") == 1
+    assert "[ERROR]" not in message
+
+
 def test_two_choices_of_a_group_are_refused_and_lists_of_those_that_are_lists_taken(refused: Refused) -> None:
     message = refused(train.main, *TINY, "logger=[csv,wandb]", "hydra.run.dir=run")
     assert "logger=[csv,wandb]: one logger can be chosen; logger=csv is one" in message
