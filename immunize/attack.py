@@ -258,8 +258,13 @@ def assemble(cfg: DictConfig) -> Grid:
         if not record and weights is None and not model.pretrained:
             raise UserError("there is no θ_0 to compare with: give its weights with reference=<file>")
         root = {"data_root": str(nodes.data_root)}
+        seed, any_head = nodes.seed if record else 0, not record and "architecture" in model  # that timm's weights have
+
+        def new_theta_0(n_classes: int) -> Any:
+            return build(model, leave_out=NOT_ARGUMENTS, n_classes=None if any_head else n_classes, seed=seed)
+
         own = {
-            "new_theta_0": partial(build, model, leave_out=NOT_ARGUMENTS, seed=nodes.seed if record else 0),
+            "new_theta_0": new_theta_0,
             "benign": {
                 str(name): partial(build_source, {**node, **(root if "data_root" in node else {})}, f"benign.{name}")
                 for name, node in cfg.benign.items()

@@ -22,6 +22,8 @@ from tests.commands import DEEPER, ENVIRONMENT, ROOT, SHORTER, fresh, run
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', PAGE, re.M | re.S))
 
+WEIGHTS = {"checkpoint": "immunized_net", "reference": "plain_net"}
+
 
 def commands() -> list[list[str]]:
     """Module and arguments of every command of the page, made shorter."""
@@ -64,6 +66,9 @@ def test_an_installed_package_is_found_by_the_search_path(folder: Path, tmp_path
 def ran(folder: Path) -> Path:
     """The same folder with what the commands leave there."""
     again = [["immunize.verify", "run=outputs/waves"], ["immunize.train", "--config-dir", "mine/conf", "--help"]]
+    weights = [f"{name}=outputs/{of}/checkpoint.safetensors" for name, of in WEIGHTS.items()]
+    grid = ["attack=quick", "tiers=[T2]", "tasks=[harmful]", "seeds=[0]", "out=outputs/weights"]
+    again.append(["immunize.attack", "--config-dir", "mine/conf", *weights, "model=plain_net", "harmful=digits", *grid])
     told = []
     for module, *arguments in [*commands(), *again]:
         done = run(module, *arguments, cwd=folder, environment=ENVIRONMENT | {"COLUMNS": "500"})
@@ -101,6 +106,9 @@ def test_the_commands_of_the_page_do_what_it_says(ran: Path) -> None:
     with pytest.raises(UserError, match=r"mine\.plain_net\.plain_net, not from timm"):
         export.run(networks[1])
     assert not (networks[1] / "export").exists()
+
+    # its weights are attacked without a run as well, by the number of D_P's classes
+    assert record(ran, "weights/attack_record.json")["subject"]["method"] == WEIGHTS["checkpoint"]
 
     # the attack runs in its tier
     attack = record(ran, "waves/attack_record.json")["attacks"]["harmful"]["immunized"]["truncated"]

@@ -151,7 +151,7 @@ def network_target(
     pointed: Pointed,
     plan: GridPlan,
     *,
-    new_theta_0: Callable[..., Any],
+    new_theta_0: Callable[[int], Any],
     benign: Mapping[str, Callable[[], SourceBase]],
     images: int | None,
     workers: int,
@@ -163,7 +163,7 @@ def network_target(
     Args:
         pointed: the run or checkpoint.
         plan: how images are split, and which tasks are wanted.
-        new_theta_0: makes θ_0 with `n_classes`; None leaves the classifier that the weights have.
+        new_theta_0: from the number of classes of D_P to θ_0.
         benign: make the third data sets, by name.
         images: most of each split of a data set; None for all.
         workers: processes that read images.
@@ -177,7 +177,7 @@ def network_target(
     sources = {role: as_image_source(pointed.new_source(role)) for role in ROLES}
     for source in sources.values():
         source.require()
-    theta_0 = as_extractor(new_theta_0(n_classes=sources["pretrain"].n_classes if pointed.record else None))
+    theta_0 = as_extractor(new_theta_0(sources["pretrain"].n_classes))
     transform = theta_0.transform()
     both = (sources["pretrain"], sources["harmful"])
     pair = ImagePair(*both, batch_size=2, transform_eval=transform, **pointed.aside)
