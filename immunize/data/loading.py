@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from immunize.data.splits import ROLES, Part, Role, SourceBase, Splits, Standardizer, hash_of
 from immunize.errors import DataError, some, unsquarable
@@ -21,16 +23,25 @@ NAMED = 10
 """Constant columns that a message names."""
 
 
-def check_part(part: Part, what: str) -> None:
+TARGETS: dict[str, tuple[str, Callable[[Tensor], bool]]] = {
+    "regression": ("float64", Tensor.is_floating_point),
+    "binary": ("0 and 1, float64", lambda y: y.is_floating_point() and bool(((y == 0) | (y == 1)).all())),
+    "classification": ("whole numbers from 0, int64", lambda y: not y.is_floating_point() and int(y.min()) >= 0),
+}
+"""What y holds, by task: in words, and whether it does."""
+
+
+def check_part(part: Part, what: str, task: str) -> None:
     """Check one part of one data set.
 
     Args:
         part: (N, D) features and (N,) targets.
         what: its name in messages, such as "mnist (harmful, fit)".
+        task: of `TARGETS`.
 
     Raises:
         DataError: for wrong shapes or another dtype, N of 0 or 1, NaN or Inf, a matrix of zeros or of numbers whose
-            squares are none, or rows that are all the same.
+            squares are none, rows that are all the same, or targets that are not the task's.
     """
     if part.x.ndim != 2 or part.y.shape != part.x.shape[:1]:
         raise DataError(
@@ -63,6 +74,11 @@ def check_part(part: Part, what: str) -> None:
         raise DataError(
             f"{what}: all {part.x.shape[1]} columns are constant ({some(range(part.x.shape[1]), NAMED)}): the "
             f"{len(part):,} rows are one and the same, which leaves nothing to immunize; check the file"
+        )
+    wanted, hold = TARGETS.get(task, (f"those of another: {', '.join(TARGETS)}", lambda _: False))
+    if not hold(part.y):
+        raise DataError(
+            f"{what}: targets of a {task} task have to be {wanted}; correct the source's load(), or its task"
         )
 
 
@@ -111,14 +127,19 @@ def _load(source: SourceBase, role: Role, cross_fit: int | None) -> Splits:
         splits = source.cross_fit(cross_fit)
     else:
         splits = source.load()
-    check_part(splits.fit, f"{source.name} ({role}, fit)")
+    check_part(splits.fit, f"{source.name} ({role}, fit)", source.task)
     if splits.held_out is not None:
         if splits.held_out.x.shape[1:] != splits.fit.x.shape[1:]:
             raise DataError(
                 f"{source.name} ({role}): {splits.held_out.x.shape[1]} features held out and "
                 f"{splits.fit.x.shape[1]} in fit; correct the source's load()"
             )
-        check_part(splits.held_out, f"{source.name} ({role}, held_out)")
+        check_part(splits.held_out, f"{source.name} ({role}, held_out)", source.task)
+    elif cross_fit is not None or source.held_out_protocol != "cross_fit":
+        raise DataError(
+            f"{source.name} ({role}): there are no held-out rows; correct the source's load(), or give it "
+            'held_out_protocol="cross_fit" and the halves that cross_fit(seed) draws'
+        )
     return splits
 
 

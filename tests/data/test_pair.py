@@ -187,9 +187,28 @@ def of(*rows: list[float]) -> torch.Tensor:
     ],
 )
 def test_rows_that_cannot_be_learned_from_are_refused(x: torch.Tensor, y: torch.Tensor | None, message: str) -> None:
-    source = Rows(4)
+    source = Rows(4, held_out=False)
     source.splits = Splits(Part(x, torch.zeros(len(x), dtype=torch.float64) if y is None else y), None)
     with pytest.raises(DataError, match=message):
+        PairedData(Rows(4), source).setup()
+
+
+@pytest.mark.parametrize(
+    ("task", "y"),
+    [
+        ("regression", torch.arange(4)),
+        ("binary", of([-1, 1, 1, 1])[0]),
+        ("binary", torch.ones(4, dtype=torch.int64)),
+        ("classification", of([0, 1, 1, 1])[0]),
+        ("classification", torch.arange(4) - 1),
+        ("multiclass", torch.arange(4)),
+    ],
+)
+def test_targets_have_to_be_those_of_the_task(task: str, y: torch.Tensor) -> None:
+    source = Rows(4)
+    source.task = task
+    source.splits = Splits(source.splits.fit, Part(source.splits.fit.x, y))
+    with pytest.raises(DataError, match=rf"rows4 \(harmful, (fit|held_out)\): targets of a {task} task have to be"):
         PairedData(Rows(4), source).setup()
 
 
@@ -202,6 +221,11 @@ def test_held_out_rows_are_checked_too() -> None:
     narrow.splits = Splits(narrow.splits.fit, Part(torch.ones(4, 1, dtype=torch.float64), narrow.splits.fit.y))
     with pytest.raises(DataError, match="1 features held out and 2 in fit"):
         PairedData(narrow, Rows(4)).setup()
+    for seed, protocol in {None: "split", 0: "cross_fit"}.items():
+        source.splits, source.held_out_protocol = Splits(source.splits.fit, None), protocol
+        source.cross_fit = lambda _: source.splits  # type: ignore[method-assign]
+        with pytest.raises(DataError, match=r"rows4 \(pretrain\): there are no held-out rows; .* cross_fit\(seed\)"):
+            PairedData(source, Rows(4), cross_fit=seed).setup()
 
 
 def test_generators_are_reproducible_and_distinct() -> None:
