@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from immunize.cli import in_sweep
 from immunize.config import OF_DEEP_NETS, config_hash, is_deep
@@ -140,7 +140,8 @@ def idle_in_attack(cfg: DictConfig, nodes: DictConfig, found: Mapping[str, Any] 
         idle |= _all("a network has benign=[...]", "benign_digits")
     else:
         idle |= _all("a linear model has no images", "images", "workers", "features", "reference", "benign")
-        if not all(isinstance(digit, int) for digit in nodes.harmful.get("pair", [None])):
+        pair = nodes.harmful.get("pair")  # of a data set of the user's own it may be anything
+        if not (isinstance(pair, ListConfig) and all(isinstance(digit, int) for digit in pair)):
             idle |= _all("there is no third digit", "benign_digits")
     if found is None:
         return idle

@@ -19,6 +19,7 @@ from immunize.checkpoints import load_checkpoint, save_checkpoint
 from immunize.config import resolved
 from immunize.data.arrays import Arrays
 from immunize.data.pair import PairedData
+from immunize.data.synthetic import Synthetic
 from immunize.errors import CheckpointError, DataError, UserError
 from immunize.evaluation.attacks import Budget, GradientDescent
 from immunize.instantiate import sources_of
@@ -130,6 +131,21 @@ def test_checkpoint_is_attacked_like_the_run_it_is_of(folder: Path, tmp_path: Pa
     assert timeless(record["results"]) == timeless(of_run["results"])
     assert record["subject"]["method"] == "theta"  # its file's name
     assert record["subject"]["checkpoint_sha256"] == of_run["subject"]["checkpoint_sha256"]
+
+
+class Ten(Synthetic):
+    """Data of one's own with words that a pair of digits has, too."""
+
+    digits = "all ten"
+
+    def __init__(self, pair: float, **settings: Any) -> None:
+        super().__init__(**settings)
+
+
+def test_digits_and_pairs_of_other_data_are_their_own(folder: Path) -> None:
+    data = ("harmful=synthetic", f"harmful.n_features={D}", f"harmful._target_={__name__}.Ten", "+harmful.pair=3")
+    record = attack.run(compose_attack(f"checkpoint={folder / CHECKPOINT}", *data, *TINY_GRID, f"out={folder / 'out'}"))
+    assert [*record["tasks"]] == ["harmful", "pretrain"]
 
 
 def test_digit_pairs_are_told_apart_and_third_digits_are_benign(tmp_path: Path) -> None:

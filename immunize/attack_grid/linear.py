@@ -22,6 +22,7 @@ from torch import Tensor
 
 from immunize.attack_grid.target import EXTRACTORS, GridPlan, Pointed, Target, Task, random_rotation
 from immunize.checkpoints import load_checkpoint
+from immunize.data.digits import DigitPairSource
 from immunize.data.loading import LoadedPair, load_pair
 from immunize.data.splits import ROLES, Role, Splits
 from immunize.errors import DataError, UserError
@@ -63,7 +64,7 @@ class LinearTarget(Target):
             return Task(kind, about, split[0], lambda extractor: seen_by(maps[extractor], split[0]), split[1])
 
         found: dict[str, Task] = {}
-        digits = getattr(self.sources[1], "digits", None)
+        digits = _digits(self.sources[1])
         if digits is None:
             kinds = ("harmful", "pretrain")
             for kind in self.plan.wanted(kinds):
@@ -108,7 +109,7 @@ def linear_target(pointed: Pointed, plan: GridPlan, benign_digits: int) -> Linea
     splits = _measured(loaded, pointed)
     of_role = dict(zip(ROLES, sources, strict=True))
     facts = pointed.facts(of_role, loaded.hash)
-    if getattr(sources[1], "digits", None) is None:
+    if _digits(sources[1]) is None:
         facts["benign"] = NO_BENIGN
     thetas = load_checkpoint(pointed.path, splits[1].fit.x.shape[1], config_hash=pointed.record.get("config_hash"))
     theta = thetas["fit"]
@@ -145,6 +146,10 @@ def seen_by(theta: Tensor | None, raw: AttackData) -> AttackData:
     """
     referring = AttackData(raw.train, raw.validation, raw.test, raw.n_classes, reference=raw)
     return referring if theta is None else referring.mapped(lambda x: x @ theta.numpy())
+
+
+def _digits(source: SourceBase) -> tuple[int, int] | None:
+    return source.digits if isinstance(source, DigitPairSource) else None
 
 
 def _about(source: SourceBase) -> str:
