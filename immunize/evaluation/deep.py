@@ -156,10 +156,10 @@ def _groups(features: Features, part: str, seed: int, settings: EvaluationSettin
     sizes = {"n_groups": settings.n_groups, "group_size": settings.group_size}
     samples = {role: len(features["theta_0"][part][role][0]) for role in ROLES}
     drawn = {role: draw_groups(n, generator(seed, "groups", part, role), **sizes) for role, n in samples.items()}
-    p, h, p_0, h_0 = (group_spectra(features[which][part][role][0], drawn[role]) for which in WHICH for role in ROLES)
+    sides = [group_spectra(features[which][part][role][0], drawn[role]) for which in WHICH for role in ROLES]
     return {
         estimator: group_numbers(
-            *(p, h, p_0, h_0),
+            *sides,
             estimator=estimator,
             n_samples=(samples["pretrain"], samples["harmful"]),
             rho=settings.rho,

@@ -189,22 +189,12 @@ def block_grams(x: Tensor, *, seed: int) -> BlockGrams:
 
 
 def pooled_ratios(
-    pretrain: BlockGrams,
-    harmful: BlockGrams,
-    pretrain_baseline: BlockGrams,
-    harmful_baseline: BlockGrams,
-    *,
-    rho: float,
-    replicates: int,
-    draws: torch.Generator,
+    *sides: BlockGrams, rho: float, replicates: int, draws: torch.Generator
 ) -> dict[Estimator, PooledRatio]:
     """Eq. (17) over all rows, by every estimator.
 
     Args:
-        pretrain: of D_P's features under θ_I.
-        harmful: of D_H's under θ_I.
-        pretrain_baseline: of D_P's under θ_0, dealt as `pretrain`.
-        harmful_baseline: of D_H's under θ_0, dealt as `harmful`.
+        sides: four: of D_P's features under θ_I, of D_H's, then of D_P's and D_H's under θ_0, dealt as those.
         rho: ρ of the `ridge` estimator.
         replicates: of the bootstrap, 4 eigenvalue problems of size D each; fewer than 2 give no interval.
         draws: of the bootstrap.
@@ -212,19 +202,17 @@ def pooled_ratios(
     Raises:
         ValueError: features that are all zero or not finite.
     """
-    units = min(len(pretrain.blocks), len(harmful.blocks), pretrain.n_samples, harmful.n_samples)
-    counts = [
-        bootstrap_counts(min(len(side.blocks), side.n_samples), replicates if units > 1 else 0, draws)
-        for side in (pretrain, harmful)
+    sizes = [min(len(side.blocks), side.n_samples) for side in sides[:2]]
+    units = min(sizes)
+    counts = [bootstrap_counts(size, replicates if units > 1 else 0, draws) for size in sizes]
+    spectra = [  # of the rows themselves, then of every resample
+        [side.spectrum(), *_resampled(side.blocks, side.n_samples, drawn)]
+        for side, drawn in zip(sides, counts * 2, strict=True)
     ]
-    exact = (pretrain.spectrum(), harmful.spectrum(), pretrain_baseline.spectrum(), harmful_baseline.spectrum())
-    sides = zip((pretrain, harmful, pretrain_baseline, harmful_baseline), counts * 2, strict=True)
-    p, h, p_0, h_0 = (_resampled(side.blocks, side.n_samples, drawn) for side, drawn in sides)
-    resampled = list(zip(p, h, p_0, h_0, strict=True))
+    fours = list(zip(*spectra, strict=True))
     found: dict[Estimator, PooledRatio] = {}
     for estimator in ESTIMATORS:
-        ratio = immunization_ratio(*exact, estimator=estimator, rho=rho)
-        again = [immunization_ratio(*four, estimator=estimator, rho=rho) for four in resampled]
+        ratio, *again = (immunization_ratio(p, h, p_0, h_0, estimator, rho=rho) for p, h, p_0, h_0 in fours)
         intervals = {
             name: log_interval(getattr(ratio, name), [getattr(one, name) for one in again], units) for name in RATIOS
         }
@@ -293,12 +281,8 @@ def group_spectra(x: Tensor, groups: Tensor) -> list[Spectrum]:
 
 
 def group_numbers(
-    pretrain: Sequence[Spectrum],
-    harmful: Sequence[Spectrum],
-    pretrain_baseline: Sequence[Spectrum],
-    harmful_baseline: Sequence[Spectrum],
-    estimator: Estimator = "spectrum",
-    *,
+    *sides: Sequence[Spectrum],
+    estimator: Estimator,
     n_samples: tuple[int, int],
     rho: float,
     replicates: int,
@@ -307,10 +291,7 @@ def group_numbers(
     """Eq. (17) averaged over groups, as records have it.
 
     Args:
-        pretrain: of H_P(θ_I), one a group.
-        harmful: of H_H(θ_I).
-        pretrain_baseline: of H_P(θ_0), of the same rows as `pretrain`.
-        harmful_baseline: of H_H(θ_0), of the same rows as `harmful`.
+        sides: four: of H_P(θ_I), one a group, of H_H(θ_I), then of H_P(θ_0) and H_H(θ_0), of the same rows as those.
         estimator: one for all.
         n_samples: (N_P, N_H), of which the groups were drawn.
         rho: ρ of the `ridge` estimator.
@@ -327,8 +308,8 @@ def group_numbers(
     Raises:
         ValueError: different numbers of groups, features that are all zero in a group, an unknown estimator, ρ ≤ 0.
     """
-    sides = zip(pretrain, harmful, pretrain_baseline, harmful_baseline, strict=True)
-    ratios = [immunization_ratio(*four, estimator=estimator, rho=rho) for four in sides]
+    fours = zip(*sides, strict=True)
+    ratios = [immunization_ratio(p, h, p_0, h_0, estimator, rho=rho) for p, h, p_0, h_0 in fours]
     own = {name: np.array([getattr(ratio, name) for ratio in ratios]) for name in RATIOS}
     counts = bootstrap_counts(len(ratios), replicates, draws).numpy()
     means = {name: float(values.mean()) for name, values in own.items()}

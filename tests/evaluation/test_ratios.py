@@ -56,7 +56,7 @@ def averaged(
     groups = [ratios.draw_groups(len(of), ref.generator(seed + 999 * i), **sizes) for i, of in enumerate(x[:2])]
     sides = [ratios.group_spectra(one, groups[i % 2]) for i, one in enumerate(x)]
     options = {"n_samples": (len(x[0]), len(x[1])), "rho": RHO, "replicates": 60, "draws": ref.generator(seed)}
-    return ratios.group_numbers(*sides, estimator, **options), groups
+    return ratios.group_numbers(*sides, estimator=estimator, **options), groups
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
