@@ -472,7 +472,7 @@ def features_at(
         for name, outputs in seen.items():
             hooks.enter_context(known[name].register_forward_hook(partial(_keep, outputs)))
         features = net.features(h, parameters)
-    channels = stages_of(net.network)
+    channels = stages_of(net.network) if depths else {}
     return [features, *(_rows(name, outputs, len(h), channels.get(name)) for name, outputs in seen.items())]
 
 

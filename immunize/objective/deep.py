@@ -82,11 +82,12 @@ class DeepStep(Step):
 
     def features(self, role: str, parameters: dict[str, Tensor] | None = None) -> Tensor:
         """F of this process's samples, (N, D); computed once a step for θ itself."""
-        if parameters is not None:
-            return self._forward(role, parameters)
-        if role not in self._features:
-            self._features[role] = self._forward(role, None)
-        return self._features[role]
+        if parameters is None:
+            return self._features[role] if role in self._features else self.look(role, ())[0]
+        h = self._side(role).h
+        # IMMA needs second derivatives, which fused attention does not have.
+        with torch.autocast(h.device.type, enabled=False), sdpa_kernel(SDPBackend.MATH):
+            return self.net.features(h, parameters)
 
     def logits(self, role: str, head: Head, parameters: dict[str, Tensor] | None = None) -> Tensor:
         """Of this process's samples, (N, C)."""
@@ -147,6 +148,7 @@ class DeepStep(Step):
             parameters: other values for θ.
         """
         h = self._side(role).h
+        # Mixed precision is for the frozen trunk: rounding there changes the images a little, here it changes spectra.
         with torch.autocast(h.device.type, enabled=False):
             found = features_at(self.net, h, depths, parameters)
         if parameters is None:
@@ -186,15 +188,6 @@ class DeepStep(Step):
         """The data set whose features have no spectrum, as far as they are known; NaN if not finite, 0 if all zero."""
         found = without_spectrum((self._features | self._gathered).items())
         return None if found is None else (found[0].partition(":")[0], found[1])
-
-    def _forward(self, role: str, parameters: dict[str, Tensor] | None) -> Tensor:
-        h = self._side(role).h
-        # Mixed precision is for the frozen trunk: rounding there changes the images a little, here it changes spectra.
-        with torch.autocast(h.device.type, enabled=False):
-            if parameters is None:
-                return self.net.features(h)
-            with sdpa_kernel(SDPBackend.MATH):  # IMMA needs second derivatives, which fused attention does not have
-                return self.net.features(h, parameters)
 
     def _of_all_ranks(self, role: str) -> Tensor:
         if role not in self._gathered:
