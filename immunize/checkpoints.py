@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,14 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def save_checkpoint(
-    path: Path,
-    thetas: dict[str, Tensor],
-    heads: dict[str, Tensor],
-    *,
-    config_hash: str,
-    columns: tuple[Tensor, Tensor] | None = None,
-) -> None:
+def save_checkpoint(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], *, config_hash: str) -> None:
     """Write `theta.<fit>` (D, D), acting on rows, and `head.<fit>` (D, 1), whole or not at all.
 
     Where the rows were standardized, features of rows as they were read are ``(x - mean) * scale @ theta.fit``, with
@@ -27,16 +21,12 @@ def save_checkpoint(
 
     Args:
         path: the file.
-        thetas: "fit", and "cross_fit" where the data set is cross-fitted.
-        heads: ω of each.
+        tensors: "theta" of "fit", and of "cross_fit" where the data set is cross-fitted; "head", ω of each; "columns",
+            "mean" (D,) and "scale" (D,) by which the rows were standardized, if they were.
         config_hash: stored beside them.
-        columns: mean (D,) and scale (D,) by which the rows were standardized.
     """
-    tensors = {f"theta.{name}": theta.contiguous() for name, theta in thetas.items()}
-    tensors |= {f"head.{name}": head.contiguous() for name, head in heads.items()}
-    if columns is not None:
-        tensors |= {"columns.mean": columns[0], "columns.scale": columns[1]}
-    write_tensors(path, tensors, {"format": "immunize.linear.1", "config_hash": config_hash})
+    named = {f"{kind}.{name}": value.contiguous() for kind, of in tensors.items() for name, value in of.items()}
+    write_tensors(path, named, {"format": "immunize.linear.1", "config_hash": config_hash})
 
 
 def load_checkpoint(path: Path, n_features: int, *, config_hash: str | None = None) -> dict[str, Tensor]:

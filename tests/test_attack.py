@@ -149,7 +149,8 @@ def test_digits_and_pairs_of_other_data_are_their_own(folder: Path) -> None:
 
 
 def test_digit_pairs_are_told_apart_and_third_digits_are_benign(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / CHECKPOINT, {"fit": torch.eye(64, dtype=torch.float64)}, {}, config_hash="")
+    theta = torch.eye(64, dtype=torch.float64)
+    save_checkpoint(tmp_path / CHECKPOINT, {"theta": {"fit": theta}}, config_hash="")
     given = (f"checkpoint={tmp_path / CHECKPOINT}", "harmful=digits", "harmful.pair=[3,0]")
     target, with_own = target_of(*given), target_of(*given, "own_rows=true")
     tasks = target.tasks(0)
@@ -277,7 +278,7 @@ def with_rare_categories(folder: Path, seed: int) -> tuple[str, ...]:
     np.savez(file, x=x, y=x @ rng.standard_normal(12) + 0.3 * rng.standard_normal(200))
     left, right = (np.linalg.qr(rng.standard_normal((12, 12)))[0] for _ in range(2))
     theta = torch.from_numpy(left * np.logspace(0, -6, 12) @ right)
-    save_checkpoint(folder / CHECKPOINT, {"fit": theta}, {}, config_hash="")
+    save_checkpoint(folder / CHECKPOINT, {"theta": {"fit": theta}}, config_hash="")
     files = [f"{role}.file={file}" for role in ("pretrain", "harmful")]
     return f"checkpoint={folder / CHECKPOINT}", "model=linear", "harmful=arrays", *files
 

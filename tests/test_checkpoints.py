@@ -40,7 +40,7 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
     # a transposed view and numbers at the ends of the range, in the memory order that a user might have
     thetas = {"fit": theta(1).T, "cross_fit": theta(2) * 1e300}
     heads = {"fit": ref.gaussian(D, 1, seed=3), "cross_fit": ref.gaussian(D, 1, seed=4)}
-    save_checkpoint(path, thetas, heads, config_hash="abc")
+    save_checkpoint(path, {"theta": thetas, "head": heads}, config_hash="abc")
     torch.testing.assert_close(load_checkpoint(path, D), thetas, rtol=0, atol=0)  # of the same type, too
     with safe_open(path, "pt") as file:
         assert file.metadata()["config_hash"] == "abc"

@@ -27,7 +27,7 @@ from tests.tampering import change_at, edit_json
 
 def keep(folder: Path, **thetas: torch.Tensor) -> None:
     """Other maps in the checkpoint of a run."""
-    save_checkpoint(folder / CHECKPOINT, thetas, {}, config_hash=read_record(folder)["config_hash"])
+    save_checkpoint(folder / CHECKPOINT, {"theta": thetas}, config_hash=read_record(folder)["config_hash"])
 
 
 @pytest.fixture
@@ -257,7 +257,11 @@ LINEAR, NETWORK = "finished_run", "finished_network"
         (LINEAR, lambda of: edit_json(of / RECORD, lambda record: record.update(status="diverged")), "is 'diverged'"),
         (LINEAR, lambda of: keep(of, fit=1e160 * theta_of(of)), "gives no numbers any more"),  # its square overflows
         # even with the very same θ: it is not known to be this run's
-        (LINEAR, lambda of: save_checkpoint(of / CHECKPOINT, {"fit": theta_of(of)}, {}, config_hash=""), "another run"),
+        (
+            LINEAR,
+            lambda of: save_checkpoint(of / CHECKPOINT, {"theta": {"fit": theta_of(of)}}, config_hash=""),
+            "another run",
+        ),
         (NETWORK, lambda of: rewrite(of, lambda state: state["conv1.weight"].add_(1e-3)), r"conv1\.weight was not tr"),
         (NETWORK, lambda of: rewrite(of, len, "0123456789abcdef"), "belongs to another run"),
         (NETWORK, lambda of: rewrite(of, _dead), r"gives no numbers any more: .*features of pretrain.* 0\.0"),

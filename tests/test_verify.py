@@ -116,7 +116,7 @@ def test_changed_card_is_named(folder: Path) -> None:
 def test_changed_checkpoint_is_noticed_by_record_and_attacks(folder: Path) -> None:
     theta = theta_of(folder).clone()
     theta[1, 2] += 0.5
-    save_checkpoint(folder / CHECKPOINT, {"fit": theta}, {}, config_hash=read_record(folder)["config_hash"])
+    save_checkpoint(folder / CHECKPOINT, {"theta": {"fit": theta}}, config_hash=read_record(folder)["config_hash"])
     found = verify.run(folder)
     assert any(line.startswith("record: metrics.fit.spectrum.rir") for line in found)
     assert any("checkpoint_sha256" in line for line in found)

@@ -170,13 +170,13 @@ class LinearModel:
     def write(self, path: Path, fits: dict[str, Fit], config_hash: str) -> None:
         """θ and ω of every training."""
         scale = self.pairs["fit"].scale
-        save_checkpoint(
-            path,
-            {name: fit.theta for name, fit in fits.items() if fit.theta is not None},
-            {name: fit.head for name, fit in fits.items() if fit.head is not None},
-            config_hash=config_hash,
-            columns=None if scale is None else (torch.from_numpy(scale.mean), torch.from_numpy(1 / scale.std)),
-        )
+        tensors = {
+            "theta": {name: fit.theta for name, fit in fits.items() if fit.theta is not None},
+            "head": {name: fit.head for name, fit in fits.items() if fit.head is not None},
+        }
+        if scale is not None:
+            tensors["columns"] = {"mean": torch.from_numpy(scale.mean), "scale": torch.from_numpy(1 / scale.std)}
+        save_checkpoint(path, tensors, config_hash=config_hash)
 
 
 def _solve(objective: Objective, pair: PairedData) -> tuple[Tensor, dict[str, Any]] | None:
