@@ -119,7 +119,7 @@ def run_processes(spec: dict[str, Any], folder: Path, count: int, module: str) -
         module: what they run.
 
     Raises:
-        UserError: a process ended with an error; it has said why on stderr.
+        UserError: a process ended with an error, and has said why on stderr; or it was killed.
         KeyboardInterrupt: Ctrl-C, after all have ended.
     """
     path = folder / SPEC
@@ -136,16 +136,13 @@ def run_processes(spec: dict[str, Any], folder: Path, count: int, module: str) -
     }
     command = [sys.executable, "-m", module, str(path)]
     processes: list[subprocess.Popen[bytes]] = []
-    received: set[int] = set()
+    received: list[int] = []
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        received.add(number)
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(number)
+    def keep(number: int, frame: FrameType | None) -> None:
+        received.append(number)  # passed on when all have been started
 
     try:
-        with signals_handled({signal.SIGTERM: pass_on, signal.SIGINT: pass_on}):
+        with signals_handled({signal.SIGTERM: keep, signal.SIGINT: keep}):
             for rank in range(count):
                 # A session of their own: Ctrl-C reaches them through this process alone, and only once.
                 own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank), PARENT: str(os.getpid())}
@@ -275,20 +272,31 @@ def end_with_parent(parent: int | None = None) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], received: set[int]) -> list[int]:
+def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> list[int]:
     """Their exit codes, once all have ended.
 
     Args:
         processes: that were started.
-        received: signals that were handed to them; the set may grow.
+        received: signals that are to be passed on to them; the list may grow.
+
+    Raises:
+        UserError: one of them was killed, though none was told to end.
     """
     failed: float | None = None
     told: float | None = None
+    passed = 0
     while any(process.poll() is None for process in processes):
-        if failed is None and any(process.poll() for process in processes):
+        for number in received[passed:]:
+            told, passed = told or time.monotonic() + TO_END, passed + 1
+            for process in processes:
+                process.send_signal(number)
+        if failed is None and (codes := list(filter(None, (process.poll() for process in processes)))):
+            if min(codes) < 0 and not received:
+                raise UserError(
+                    f"a process of the run was killed by signal {-min(codes)}, as the system does where memory runs "
+                    "out; with resume=true the same command goes on"
+                )
             failed = time.monotonic() + GRACE
-        if told is None and received:
-            told = time.monotonic() + TO_END
         if any(deadline is not None and time.monotonic() > deadline for deadline in (failed, told)):
             for process in processes:
                 process.kill()

@@ -194,6 +194,18 @@ if os.environ["LOCAL_RANK"] == json.load(open(sys.argv[1]))["fails"]:
     sys.exit(3)
 time.sleep(60)
 """
+KILLED = """
+import os, sys, time
+from pathlib import Path
+ready = Path(sys.argv[1]).with_name("ready")
+if os.environ["RANK"] == "1":
+    while not ready.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), 9)
+from immunize.pipeline import __main__ as of, assemble, experiment
+ready.touch()
+of.main(Path(sys.argv[1]))
+"""
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{WORKER}"
 
 
@@ -244,6 +256,32 @@ def test_one_that_fails_ends_the_others(worker: str, tmp_path: Path, monkeypatch
     with pytest.raises(UserError, match="exit codes"):
         processes.run_processes({"fails": "1"}, tmp_path, 2, worker)
     assert time.monotonic() - started < 30
+
+
+def test_one_that_is_killed_ends_the_others_before_they_tell_of_it(
+    worker: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a_worker.py").write_text(KILLED)
+    with pytest.raises(UserError, match="was killed by signal 9"):
+        processes.run_processes({"no": "config"}, tmp_path, 2, worker)
+    assert capfd.readouterr().err == ""
+
+
+def test_ctrl_c_before_the_processes_are_started_ends_them(
+    worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = subprocess.Popen
+
+    def pressed(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        signal.raise_signal(signal.SIGINT)
+        return start(*arguments, **settings)
+
+    monkeypatch.setattr(processes.subprocess, "Popen", pressed)
+    monkeypatch.setattr("immunize.processes.TO_END", 30.0)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        processes.run_processes({"fails": "nobody"}, tmp_path, 1, worker)
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize(("text", "to_end"), [(WORKER, 60.0), (STUBBORN, 0.5)])

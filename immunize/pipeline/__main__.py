@@ -12,7 +12,7 @@ from pathlib import Path
 
 from immunize.errors import UserError
 from immunize.importing import start_quickly
-from immunize.processes import end_with_parent, is_first
+from immunize.processes import POLL, end_with_parent, is_first
 
 
 def main(path: Path) -> int:
@@ -38,6 +38,7 @@ def main(path: Path) -> int:
         }
         run(assemble(settings), record, path.parent, clock, quiet=spec["quiet"])
     except Exception as error:
+        time.sleep(2 * POLL)  # where another was killed, this one is as well before it tells of that
         with contextlib.suppress(FileNotFoundError):
             path.unlink()  # by the first that fails; the others fail of the same, or of its end
             if not isinstance(error, UserError | OSError):
