@@ -24,6 +24,7 @@ from immunize.features.deep import DeepExtractor
 from immunize.features.extract import Features, extract
 from immunize.features.weights import save_weights
 from immunize.instantiate import NOT_ARGUMENTS, build
+from immunize.objective import Objective, Step
 from immunize.pipeline.features import Measured, mapped
 from immunize.pipeline.fit import TRAINING
 from immunize.pipeline.network import NetworkModel
@@ -276,10 +277,30 @@ class Copied(Resuming):
         shutil.copy(self.path, self.path.parent.parent / f"{trainer.global_step}.ckpt")
 
 
+class Remembering(Objective):
+    """A method with numbers of its own that no step changes, in double precision as spectra are."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__({"task": 1.0, "way": 1.0})
+
+    def bind(self, n_features: int, *others: Any) -> None:
+        super().bind(n_features, *others)
+        self.register_buffer("mean", torch.zeros(n_features, dtype=torch.float64))
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def terms(self, step: Step) -> dict[str, torch.Tensor]:
+        mean = step.spectral_view("harmful", "none").features.mean(0)
+        self.mean.lerp_(mean.detach(), 0.1)
+        return super().terms(step) | {"way": self.scale * (mean - self.mean).square().sum()}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("epochs", "settings"),
     [
+        (3.0, ["method=none", f"method._target_={__name__}.Remembering"]),
         (3.0, ["objective.epochs_on=longest", "deep.workers=1"]),  # with the last epoch
         (3.5, ["method=imma", "+trainer.gradient_clip_val=1"]),  # after the last epoch
         # within the last epoch, λ balanced again

@@ -204,9 +204,10 @@ class ImmunizationModule(LightningModule):
                 parameter.copy_(snapshot[name])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what is trained, the weights of the terms, which may have been balanced, and what the record counts."""
+        """Keep what is trained or the method's own, the weights of terms, balanced or not, what the record counts."""
         trained = {name for name, _ in self._trained()}
-        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in trained}
+        kept = {k: v for k, v in checkpoint["state_dict"].items() if k in trained or k.startswith("objective.")}
+        checkpoint["state_dict"] = kept
         checkpoint["objective_weights"] = dict(self.objective.weights)
         checkpoint["attackers_diverged"] = dict(self.objective.diverged)
         checkpoint["watched"] = {name: value.detach().cpu() for name, value in self.objective.watched.items()}
@@ -374,8 +375,9 @@ class DeepModule(ImmunizationModule):
 
 
 def _take_precision(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """That of the weights to be loaded: Lightning converts a module to the trainer's only later, which would round."""
-    module.to(dtype=next((value.dtype for value in state.values() if value.is_floating_point()), None))
+    """That of each weight to be loaded: Lightning converts a module to the trainer's only later, which would round."""
+    for name, weight in module.state_dict(keep_vars=True).items():
+        weight.data = weight.data.to(state[name].dtype if name in state else weight.dtype)
 
 
 class SupervisedModule(LightningModule):
