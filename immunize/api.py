@@ -22,7 +22,7 @@ from immunize.errors import DivergedError, UserError
 from immunize.evaluation import Verdicts, verdicts_of
 from immunize.evaluation.deep import Rows
 from immunize.evaluation.ratios import PooledRatio, block_grams, generator, gram, pooled_ratios
-from immunize.features.boundary import SAME_ROWS
+from immunize.features.boundary import SAME_ROWS, close
 from immunize.features.deep import DeepExtractor
 from immunize.features.extract import Features, Once, device_of
 from immunize.features.linear import OF_NETWORKS, refuse_precondition
@@ -414,7 +414,7 @@ def _cut(
     net.compute_once()
     reference = net.reference()
     theta_0: nn.Module = nn.Sequential(net.trunk, reference.tail)
-    if torch.allclose(few, more, rtol=0, atol=SAME_ROWS * float(more.abs().max())):  # of each image alone
+    if close(few, more, SAME_ROWS):  # of each image alone
         theta_0 = Once(theta_0)
     kept = [module for module in (net.trunk, theta_0) if isinstance(module, Once)]
     for once in kept:

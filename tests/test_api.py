@@ -397,6 +397,7 @@ WIDE = {"backbone": nn.Linear(20, 64), "head": nn.Linear(64, CLASSES)}
         ({"method": Ours(lambda_well=1.0, lambda_ill=1.0, precondition="none"), "options": {"a": 1}}, "leave them out"),
         ({"method": Ours(0.1, 2.0)}, r"inverse_free.*there are features, none"),
         ({"pretrain_loader": []}, "no batch"),
+        ({"pretrain_loader": [(X * math.nan, Y)]}, "pretrain: the features contain NaN"),
         ({"harmful_loader": loader(2, batch_size=1)}, "every batch of harmful_loader has one row"),
         ({"harmful_loader": iter(loader(2))}, "harmful_loader is over after one pass"),
         ({"pretrain_loader": loader(1, classes=5)}, "labels up to 4"),

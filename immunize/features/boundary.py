@@ -364,9 +364,9 @@ def _cut(seen: Seen, boundary: Call) -> tuple[Trunk, Tail]:
     if any(gradient is not None for gradient in used) or output in from_images or from_images.told:
         raise NoBoundaryError(f"something computed before {name} is used after it as well")
     tail.writes = not torch.equal(h, kept)
-    if not _close(output.detach(), seen.output, SAME):
+    if not close(output.detach(), seen.output, SAME):
         raise NoBoundaryError(f"the network gives something else when it goes on from {name}")
-    if not _close(before, kept[:1], SAME_ROWS):
+    if not close(before, kept[:1], SAME_ROWS):
         raise NoBoundaryError("an image's features depend on the other images in its batch")
     return trunk, tail
 
@@ -385,6 +385,7 @@ def _silenced(seen: Seen, boundary: Call, start: _Start) -> dict[int, nn.Module]
     return swaps
 
 
-def _close(value: Tensor, expected: Tensor, tolerance: float) -> bool:
+def close(value: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Whether two outputs are the same but for a share of the largest; of what is not finite they are not."""
     scale = expected.abs().max()
     return value.shape == expected.shape and bool((value - expected).abs().max() <= tolerance * scale)
