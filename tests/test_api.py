@@ -167,6 +167,11 @@ def test_lists_of_batches_with_labels_of_any_integer_type_are_loaders(network: N
     assert all(torch.equal(first, other) for other in others)
 
 
+def test_a_batch_without_rows_is_passed_over(network: Network) -> None:
+    both = loaders()
+    assert immunized(network, *([(X[:0], Y[:0]), *of] for of in both)).accuracy == immunized(network, *both).accuracy
+
+
 def test_batches_may_come_from_inference_mode(network: Network) -> None:
     with torch.inference_mode():
         made = [list(of) for of in loaders()]
@@ -397,6 +402,7 @@ WIDE = {"backbone": nn.Linear(20, 64), "head": nn.Linear(64, CLASSES)}
         ({"method": Ours(lambda_well=1.0, lambda_ill=1.0, precondition="none"), "options": {"a": 1}}, "leave them out"),
         ({"method": Ours(0.1, 2.0)}, r"inverse_free.*there are features, none"),
         ({"pretrain_loader": []}, "no batch"),
+        ({"pretrain_loader": [(X[:0], Y[:0])]}, "no batch"),
         ({"pretrain_loader": [(X * math.nan, Y)]}, "pretrain: the features contain NaN"),
         ({"harmful_loader": loader(2, batch_size=1)}, "every batch of harmful_loader has one row"),
         ({"harmful_loader": iter(loader(2))}, "harmful_loader is over after one pass"),

@@ -173,7 +173,7 @@ def batches(loader: Loader, role: str) -> Iterator[tuple[Tensor, Tensor]]:
     Raises:
         UserError: nothing, or something other than (inputs, labels) of as many rows.
     """
-    batch, known, since = None, 0, time.monotonic()
+    known, since = 0, time.monotonic()
     endless = not length_hint(loader)  # as far as it says
     for batch in loader:
         if not isinstance(batch, Sequence) or len(batch) != 2:
@@ -197,8 +197,9 @@ def batches(loader: Loader, role: str) -> Iterator[tuple[Tensor, Tensor]]:
         if endless and time.monotonic() - since > SLOW:
             endless = False
             log.warning("%s_loader has given %d rows and goes on; it has to end, as a pass does", role, known)
-        yield x, y
-    if batch is None:
+        if len(y):
+            yield x, y
+    if not known:
         raise UserError(NO_BATCH.format(role))
 
 
