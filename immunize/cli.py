@@ -113,7 +113,10 @@ def explain_errors(task: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
-    """Decorate a `main`: bad options end with Hydra's message, Ctrl-C with exit code 130, neither with a traceback."""
+    """Decorate a `main`: bad options end with Hydra's message, Ctrl-C with exit code 130, neither with a traceback.
+
+    SIGHUP, of a terminal that is closed, is SIGTERM, unless it is ignored (nohup).
+    """
 
     @functools.wraps(main)
     def wrapped() -> None:
@@ -123,8 +126,11 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
                 setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a stdout that cannot show κ is no reason to fail
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        ending = {} if ignored else {signal.SIGHUP: lambda *_: signal.raise_signal(signal.SIGTERM)}
         try:
-            main() if os.environ.get(FULL_ERROR) == "1" else _explained(main)
+            with signals_handled(ending):
+                main() if os.environ.get(FULL_ERROR) == "1" else _explained(main)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             sys.exit(128 + signal.SIGINT)

@@ -21,6 +21,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from immunize.cli import entry_point, explain_errors, now_and_then, pasted
+from immunize.processes import signals_handled
 from tests.commands import ENVIRONMENT, HEAVY, INTERRUPTIBLE, begun, fresh, loaded_by, run, timed
 from tests.composing import DEEP
 
@@ -229,6 +230,15 @@ class Pressed:
 sys.meta_path.insert(0, Pressed)
 """
 """Ctrl-C in the middle of the import of torch."""
+
+
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_sighup_is_sigterm_unless_nohup_has_it_ignored(before: signal.Handlers) -> None:
+    seen = []
+    handled = signals_handled({signal.SIGHUP: before, signal.SIGTERM: lambda number, _: seen.append(number)})
+    with handled:
+        entry_point(lambda: signal.raise_signal(signal.SIGHUP))()
+    assert seen == [signal.SIGTERM] * (before is signal.SIG_DFL)
 
 
 def test_ctrl_c_while_torch_is_imported_says_no_more_than_that(tmp_path: Path) -> None:

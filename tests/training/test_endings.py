@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,20 @@ def test_term_of_the_overflowing_gradient_is_named(term: str, rate: str, well: s
     weights = (f"objective.lambda_well={well}", f"objective.lambda_ill={ill}")
     record = run_tiny(tmp_path, *SGD, f"objective.learning_rate={rate}", *weights)
     assert record["training"]["fit"]["diverged"]["term"] == term
+
+
+def test_a_terminal_that_is_closed_does_not_end_a_training_before_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_step: Changed
+) -> None:
+    def closed(terms: Terms) -> Terms:
+        monkeypatch.setattr(sys, "stderr", Mock(write=Mock(side_effect=OSError), isatty=bool))
+        signal.raise_signal(signal.SIGTERM)
+        return terms
+
+    at_step(5, closed)
+    with pytest.raises(SystemExit):
+        run_tiny(tmp_path)
+    assert read_record(tmp_path)["status"] == "interrupted"
 
 
 def test_ctrl_c_during_the_evaluation_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

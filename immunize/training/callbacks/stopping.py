@@ -14,6 +14,7 @@ signal's handler, which may meet any other exchange between the processes.)
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import signal
@@ -187,7 +188,8 @@ class Progress(Callback):
         left = self._seconds / (done - self._begun) * (total - done)
         said = f"{self.rate:.0f} images/s" if self.said is None else self.said()
         text = "   ".join(filter(None, (f"{self.label}: step {done}/{total}", said, f"{left:.0f} s left")))
-        print(CLEAR * terminal + text, end="\n" if kept else "\r", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a terminal that was closed, whose SIGHUP keeps what was trained
+            print(CLEAR * terminal + text, end="\n" if kept else "\r", file=sys.stderr, flush=True)
 
     @property
     def rate(self) -> float:
