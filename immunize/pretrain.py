@@ -156,7 +156,7 @@ def _fit(
     """Train in place, from where the checkpoint says if the training is to go on; the network is on its device."""
     from immunize.data.images.pair import StreamSampler, stream_loader
     from immunize.objective import task_loss
-    from immunize.pipeline.assemble import OF_PAIRS, new_trainer
+    from immunize.pipeline.assemble import new_trainer
     from immunize.pipeline.fit import train
     from immunize.training.callbacks import Progress, Resuming
     from immunize.training.module import SupervisedModule
@@ -174,7 +174,7 @@ def _fit(
     )
     callbacks = [Progress("pre-training", quiet=quiet), resuming]
     own = {"max_epochs": cfg.epochs, "gradient_clip_val": cfg.clip}
-    trainer = new_trainer(partial(build, cfg.trainer, leave_out=OF_PAIRS), [], callbacks, **own)
+    trainer = new_trainer(partial(build, cfg.trainer), [], callbacks, **own)
     loader = stream_loader(images, sampler, workers=cfg.workers)
     try:
         fit = train(module, loader, trainer, label="", checkpoint=resuming.begins_with)

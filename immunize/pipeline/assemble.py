@@ -43,9 +43,6 @@ from immunize.training.module import OptimizerFactory
 
 log = logging.getLogger(__name__)
 
-OF_PAIRS = ("use_distributed_sampler",)
-"""What `trainer` may set and has no say in: a pair gives every process its share."""
-
 
 def assemble(
     cfg: DictConfig, sources: tuple[SourceBase, SourceBase] | None = None, record: dict[str, Any] | None = None
@@ -270,7 +267,7 @@ def _training(cfg: DictConfig, row: ObjectiveConfig) -> Training:
         resume=bool(cfg.get("resume") and not cfg.get("overwrite")),
         new_loss=partial(task_loss, row.loss, row.label_smoothing or 0.0),
         new_optimizer=partial(optimizer_factory, cfg.objective.optimizer, row.learning_rate),
-        new_trainer=partial(new_trainer, partial(build, cfg.trainer, leave_out=OF_PAIRS)),
+        new_trainer=partial(new_trainer, partial(build, cfg.trainer)),
     )
 
 
@@ -306,7 +303,6 @@ def new_trainer(make: Callable[..., Trainer], loggers: list[Logger], callbacks: 
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     trainer = make(
-        use_distributed_sampler=False,  # a pair gives every process its share
         accumulate_grad_batches=1,  # spectra of parts of a batch do not add up to that of the whole
         logger=loggers or False,
         callbacks=callbacks,

@@ -5,8 +5,6 @@ in it, and their labels say which are whose. How long an epoch is: one pass of D
 how Table 4 counts them (C.2), or, as for linear models, what CombinedLoader's mode says. The orders
 depend on the seed, the epoch and the role, and on nothing else.
 
-The Trainer has to be told ``use_distributed_sampler=False``: the order is distributed already.
-
 In which order images come: step t of an epoch is batch number ``epoch * steps + t`` of an endless stream: pass 0 of the
 data set in one random order, pass 1 in another, and so on, each cut into batches of B and its incomplete rest dropped.
 So
@@ -36,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from immunize.data.images.image_set import ImageSet, ImageSplits, Transform
 from immunize.data.images.source import as_image_source, rows_of_sets
@@ -56,8 +54,10 @@ class Draw(NamedTuple):
     rows: list[int]
 
 
-class StreamSampler(Sampler[Draw]):
+class StreamSampler(DistributedSampler[Draw]):
     """The batches of one epoch, of one process; of several data sets that lie in one, at each step a batch of each.
+
+    A `DistributedSampler` by name, so that any Lightning Trainer leaves it in place.
 
     Args:
         sets: where the rows of each data set lie in the whole, N whole numbers each.
