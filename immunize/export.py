@@ -64,11 +64,11 @@ def run(folder: Path, *, out: Path | None = None, overwrite: bool = False) -> Pa
     arguments = network_arguments(built["architecture"], built["image_size"], built["kwargs"] or {})
     config = _timm_config(network, model, arguments)
 
-    save_weights(out / WEIGHTS, state, {"config_hash": record["config_hash"]})
     write_text(out / TIMM_CONFIG, json.dumps(config, indent=2) + "\n")
     words = "".join(f", {key}={value!r}" for key, value in arguments.items())
     call = f'timm.create_model("{config["architecture"]}", num_classes={config["num_classes"]}{words}'
     write_text(out / CARD, _card(record, call))
+    save_weights(out / WEIGHTS, state, {"config_hash": record["config_hash"]})  # last: with them the folder is finished
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import timm
@@ -54,6 +55,15 @@ def test_timm_loads_it_with_the_same_logits(architecture: str, tmp_path: Path, m
     assert as_json == extractor.data_config
     with safe_open(out / export.WEIGHTS, "pt") as file:
         assert file.metadata() == {"config_hash": "0123456789abcdef", "format": "pt"}
+
+
+def test_an_export_that_was_interrupted_can_be_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished_run(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(export, "write_text", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            export.run(tmp_path)
+    assert (export.run(tmp_path) / export.WEIGHTS).exists()
 
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:
