@@ -122,7 +122,10 @@ def run(cfg: DictConfig, folder: Path, *, quiet: bool = False, given: Sequence[s
             record["accuracy"] = _accuracy(net.network, splits.held_out, cfg.workers)
         record["training"] = {"seconds": fit.seconds, **fit.facts}
         record |= {"seconds": time.perf_counter() - clock, "peak_memory_mib": peak_memory_mib()}
-        save_weights(folder / CHECKPOINT, net.network.state_dict(), {"config_hash": hashed})
+        if fit.status == "finished":
+            save_weights(folder / CHECKPOINT, net.network.state_dict(), {"config_hash": hashed})
+        else:
+            (folder / CHECKPOINT).unlink(missing_ok=True)  # of a run that this one was to replace
         write_record(folder, record)
     if fit.signal:
         raise SystemExit(128 + fit.signal)

@@ -85,6 +85,7 @@ def test_sigterm_then_resume_is_bit_equal_whatever_processes_read_the_images(
     with killed(monkeypatch, "immunize.training.callbacks.Progress", after):
         pretrain.run(composed(*FEW, *DROPPING), tmp_path, quiet=True)
     assert read_record(tmp_path)["status"] == "interrupted"
+    assert not (tmp_path / CHECKPOINT).exists()  # half a θ_0 is none that `model.checkpoint=` takes
     resumed = pretrain.run(composed(*FEW, *DROPPING, "resume=true", f"workers={workers}"), tmp_path, quiet=True)
     assert resumed["training"]["resumed"].items() >= at.items()
     assert all(resumed[name] == alone[name] for name in ("steps", "accuracy"))
