@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import io
 import os
@@ -215,9 +216,15 @@ def _explained(main: Callable[[], None]) -> None:
 
 
 def with_cause(error: BaseException) -> str:
-    """Hydra's message, and OmegaConf's below it."""
-    causes = [error.__cause__] if isinstance(error.__cause__, OmegaConfBaseException) else []
-    return "\n".join(filter(None, map(str, [error, *causes])))
+    """Hydra's message, OmegaConf's below it, and the settings that a misspelt one is close to."""
+    lines, cause = [str(error)], error.__cause__
+    if isinstance(cause, OmegaConfBaseException):
+        lines.append(str(cause))
+        if isinstance(cause, AttributeError) and isinstance(cause.parent_node, DictConfig):
+            above = str(cause.full_key).removesuffix(str(cause.key))
+            close = difflib.get_close_matches(str(cause.key), map(str, cause.parent_node))
+            lines += ["Did you mean " + " or ".join(f"{above}{name}" for name in close) + "?"] if close else []
+    return "\n".join(filter(None, lines))
 
 
 def _told(message: str) -> BaseException:

@@ -33,7 +33,7 @@ Refused = Callable[..., str]
     [
         ("method=our", ["method/our", "opt_kappa", "ours"]),
         ("harmful=cifar10", ["no row of hyper-parameters for these data", "linear_mnist", "objective=<row>"]),
-        ("sede=1", ["sede", "Could not override"]),
+        ("sede=1", ["Could not override", "Did you mean seed?"]),
         ("+sede=1", ["no setting sede"]),
         ("trainer.precision=64-true", ["Could not override", "append to your config use +trainer.precision=64-true"]),
         ("seed=abc", ["seed", "abc"]),
