@@ -122,9 +122,10 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     @functools.wraps(main)
     def wrapped() -> None:
         start_quickly()
-        for name in ("stdout", "stderr"):
+        for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():  # by their numbers
             if getattr(sys, name) is None:  # closed before we began: what is opened next would take its number
-                setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+                os.set_inheritable(nothing := os.open(os.devnull, os.O_RDWR), True)
+                setattr(sys, name, os.fdopen(nothing, mode, encoding="utf-8"))
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a stdout that cannot show κ is no reason to fail
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -255,11 +255,14 @@ def test_a_process_that_was_killed_is_one_line(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.startswith("error: a process was killed, ")
 
 
-def test_a_command_begun_with_closed_outputs_writes_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("stdout", "stderr"):
+def test_a_command_begun_with_all_closed_and_its_processes_read_and_write_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("stdin", "stdout", "stderr")
+    for name in names:
         monkeypatch.setattr(sys, name, None)
-    entry_point(lambda: print(sys.stdout.isatty(), file=sys.stderr))()
-    assert sys.stderr is not None
+    entry_point(lambda: print(sys.stdout.isatty(), sys.stdin.read(), file=sys.stderr))()
+    assert all(os.get_inheritable(getattr(sys, name).fileno()) for name in names)
 
 
 def test_a_pipe_that_nobody_reads_any_more_is_no_error(tmp_path: Path) -> None:
