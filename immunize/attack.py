@@ -20,7 +20,7 @@ from immunize.cli import command, now_and_then, pasted, tell
 from immunize.config import config_hash, data_folder, is_deep, resolved, settings_of
 from immunize.effects import Idle, asked_for, idle_in_attack, refuse_idle, told
 from immunize.errors import CheckpointError, UserError
-from immunize.files import read_object
+from immunize.files import held, read_object
 from immunize.instantiate import NOT_ARGUMENTS, build, build_source, check_parts
 from immunize.records import (
     ATTACK_CELLS,
@@ -92,26 +92,27 @@ def run(cfg: DictConfig, tell: Callable[[str], None] = lambda text: None, given:
             raise UserError(f"{name}={cfg[name]} is a file: name a folder")
     settings = resolved(cfg)
     hashed = hash_of_grid(settings)
-    _refuse_other(folder / ATTACK_RECORD, hashed, cfg.overwrite)
-    tell(f"{cfg.run or cfg.checkpoint}, attack={cfg.attack.name}: loading")
-    reset_peak_memory()
-    made_with = provenance()
-    cells = Path(cfg.cells) if cfg.cells is not None else folder / ATTACK_CELLS
-    store = CellFolder(cells, made_with["git_commit"])
-    features = Path(cfg.features) if cfg.features is not None else folder / FEATURES
-    found = measure(grid, store, tell, features)
-    idle = grid.idle(found)
-    record |= {
-        "kind": "attack",
-        "status": "finished",
-        **told(settings, idle, hashed),
-        **made_with,
-        **found,
-        "seconds": time.perf_counter() - clock,
-    }
-    record["hardware"]["threads"] = cfg.threads
-    record = plain(record)
-    write_record(folder, record, ATTACK_RECORD)
+    with held(folder, UserError(f"another command is at work in {folder}; wait for its end, or set out=<folder>")):
+        _refuse_other(folder / ATTACK_RECORD, hashed, cfg.overwrite)
+        tell(f"{cfg.run or cfg.checkpoint}, attack={cfg.attack.name}: loading")
+        reset_peak_memory()
+        made_with = provenance()
+        cells = Path(cfg.cells) if cfg.cells is not None else folder / ATTACK_CELLS
+        store = CellFolder(cells, made_with["git_commit"])
+        features = Path(cfg.features) if cfg.features is not None else folder / FEATURES
+        found = measure(grid, store, tell, features)
+        idle = grid.idle(found)
+        record |= {
+            "kind": "attack",
+            "status": "finished",
+            **told(settings, idle, hashed),
+            **made_with,
+            **found,
+            "seconds": time.perf_counter() - clock,
+        }
+        record["hardware"]["threads"] = cfg.threads
+        record = plain(record)
+        write_record(folder, record, ATTACK_RECORD)
     return record
 
 

@@ -22,6 +22,7 @@ from immunize.data.pair import PairedData
 from immunize.data.synthetic import Synthetic
 from immunize.errors import CheckpointError, DataError, UserError
 from immunize.evaluation.attacks import Budget, GradientDescent
+from immunize.files import held
 from immunize.instantiate import sources_of
 from immunize.records import ATTACK_CELLS, ATTACK_RECORD, CHECKPOINT, RECORD, read_record
 from tests.attacking import TINY_GRID, attack_tiny, compose_attack, target_of, timeless
@@ -96,6 +97,8 @@ def test_interruption_keeps_what_is_finished(folder: Path, monkeypatch: pytest.M
 
 
 def test_other_settings_do_not_replace_a_record(folder: Path) -> None:
+    with held(folder, AssertionError()), pytest.raises(UserError, match="another command is at work"):
+        attack_tiny(folder)  # whose record it may be about to write
     with pytest.raises(UserError, match="overwrite=true"):
         attack_tiny(folder, "tiers=[T0]")
     record = attack_tiny(folder, "tiers=[T0]", "overwrite=true")
