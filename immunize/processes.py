@@ -230,17 +230,36 @@ def closing_pool(
         environment: variables that each has beside those of this process.
 
     Yields:
-        Loky's executor, whose processes start with the first task.
+        Loky's executor.
     """
+    from multiprocessing.resource_tracker import ensure_running
+
     from loky import ProcessPoolExecutor
 
     variables = dict.fromkeys(THREADS, str(threads)) | dict(environment)
     pool = ProcessPoolExecutor(count, initializer=_enter, initargs=(os.getpid(), enter, arguments), env=variables)
     try:
+        ensure_running()  # or it is started with the processes, and unblocks Ctrl-C
+        with _postponed(signal.SIGINT):
+            pool.submit(os.getpid)  # starts the processes
         yield pool
     finally:
         with contextlib.suppress(RuntimeError):
             pool.shutdown(wait=True, kill_workers=True)
+
+
+@contextlib.contextmanager
+def _postponed(number: signal.Signals) -> Iterator[None]:
+    """Let a signal wait for the end of the block, and never reach processes that are started within."""
+    received: list[int] = []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})  # inherited, but another thread may take the signal
+    try:
+        with signals_handled({number: lambda *_: received.append(number)}):
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if received:
+        signal.raise_signal(number)
 
 
 def _enter(parent: int, enter: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
@@ -248,8 +267,6 @@ def _enter(parent: int, enter: Callable[..., None] | None, arguments: tuple[Any,
 
     # What is kept from task to task, such as rows that several need, loky takes for a leak worth a new process.
     process_executor._MAX_MEMORY_LEAK_SIZE = LARGEST_GROWTH
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent)
     start_quickly()
     if enter is not None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from loky import ProcessPoolExecutor
 
 from immunize import processes
 from immunize.errors import UserError
@@ -75,6 +76,21 @@ def test_fork_is_gone_when_the_body_is_interrupted() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert set(multiprocessing.active_children()) == before
+
+
+def test_ctrl_c_while_a_pool_starts_waits_until_it_has(forked_pool: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, submit = [], ProcessPoolExecutor.submit
+
+    def pressed(*task: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        started.append(submit(*task))
+        return started[-1]
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", pressed)
+    interruptible = processes.signals_handled({signal.SIGINT: signal.default_int_handler})
+    with interruptible, pytest.raises(KeyboardInterrupt), processes.closing_pool(1, 1):
+        pytest.fail("it was lost")
+    assert started
 
 
 def test_ctrl_c_while_a_process_of_a_run_starts_is_no_traceback(tmp_path: Path) -> None:

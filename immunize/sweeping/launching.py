@@ -7,7 +7,6 @@ more than a short run.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from immunize.config import NOT_HASHED
 from immunize.files import held, read_object
-from immunize.processes import closing_pool, signals_handled, started_outside
+from immunize.processes import closing_pool, started_outside
 from immunize.records import SWEEP, write_record
 from immunize.sweeping.job import Jobs, Outcome, done_record, job_return, value_of, words
 from immunize.sweeping.plan import BY_HASH, Place, Plan
@@ -235,9 +234,7 @@ class PoolLauncher(SerialLauncher):
                     done: set[Future[Outcome]] = set()
                     try:
                         while job is not None and len(running) < self.n_jobs * (1 + QUEUED):
-                            # inherited by the processes, which the first run starts
-                            with signals_handled({signal.SIGINT: signal.SIG_IGN}):
-                                running[pool.submit(_run, job)] = job
+                            running[pool.submit(_run, job)] = job
                             job = next(jobs, None)
                         done = wait(running, return_when=FIRST_COMPLETED).done
                         died = next((error for future in done if (error := future.exception()) is not None), None)
