@@ -222,6 +222,8 @@ def closing_pool(
 ) -> Iterator[Any]:
     """A pool of processes that leave Ctrl-C to this one; they end with the block or with this process, however it ends.
 
+    SIGTERM ends the block as Ctrl-C does: a pool that is not closed leaves semaphores, or has loky warn of them.
+
     Args:
         count: of processes.
         threads: of each.
@@ -231,6 +233,9 @@ def closing_pool(
 
     Yields:
         Loky's executor.
+
+    Raises:
+        SystemExit: SIGTERM.
     """
     from multiprocessing.resource_tracker import ensure_running
 
@@ -242,7 +247,8 @@ def closing_pool(
         ensure_running()  # or it is started with the processes, and unblocks Ctrl-C
         with _postponed(signal.SIGINT):
             pool.submit(os.getpid)  # starts the processes
-        yield pool
+        with signals_handled({signal.SIGTERM: lambda number, _: sys.exit(128 + number)}):
+            yield pool
     finally:
         with contextlib.suppress(RuntimeError):
             pool.shutdown(wait=True, kill_workers=True)

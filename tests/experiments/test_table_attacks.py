@@ -30,11 +30,12 @@ from tests.tampering import edit_json
 ROOT = Path(__file__).parents[2]
 
 WORKERS = """
-import os
+import os, signal
 from immunize.processes import closing_pool
 with closing_pool(2, 1) as pool:
-    print(*{pool.submit(os.getpid).result() for _ in range(20)}, flush=True)
-    os.kill(os.getpid(), 9)
+    assert signal.SIGINT in pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ()).result(), "Ctrl-C reaches it"
+    print(*{{pool.submit(os.getpid).result() for _ in range(20)}}, flush=True)
+    os.kill(os.getpid(), {:d})
 """
 
 GRID = [*(word for word in TINY_GRID if not word.startswith("seeds=")), "tiers=[T2]"]
@@ -48,9 +49,13 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_processes_end_with_the_command_however_it_ends(tmp_path: Path) -> None:
-    killed = fresh("-c", WORKERS, cwd=tmp_path, timeout=120)
-    assert killed.returncode == -signal.SIGKILL
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
+def test_processes_end_with_the_command_however_it_ends(number: int, code: int, tmp_path: Path) -> None:
+    killed = fresh("-c", WORKERS.format(number), cwd=tmp_path, timeout=120)
+    assert killed.returncode == code
+    assert not (number == signal.SIGTERM and killed.stderr)  # as loky's words of what is not closed
     pids = [int(pid) for pid in killed.stdout.split()]
     assert pids
     deadline = time.monotonic() + 30
