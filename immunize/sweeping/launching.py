@@ -245,7 +245,8 @@ class PoolLauncher(SerialLauncher):
                         if future.done() and future.exception() is None:
                             yield ran, future.result()
                         else:
-                            told = f"error: a process of the pool died ({died}); the same command does its runs again"
+                            why = str(died).partition("\n")[0]  # loky says more of itself
+                            told = f"error: a process of the pool died ({why}); the same command does its runs again"
                             yield ran, Outcome("failed", messages=(told,))
 
 
