@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -88,14 +89,18 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         metadata: stored beside them.
 
     Raises:
-        OSError, SafetensorError: it cannot be written.
+        OSError: it cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with whole(path) as partial:
         partial.touch()
         mode = partial.stat().st_mode  # which safetensors makes the owner's alone
-        save_file(dict(tensors), partial, metadata=dict(metadata))
+        try:
+            save_file(dict(tensors), partial, metadata=dict(metadata))
+        except SafetensorError as error:
+            raise OSError(errno.EIO, str(error)) from None  # which number it was, it says in words alone
         partial.chmod(mode)
         with partial.open("r+b") as file:
             size = int.from_bytes(file.read(8), "little")

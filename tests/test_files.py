@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import multiprocessing
+import resource
 import stat
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -60,6 +61,17 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(error: BaseEx
     assert str(path) in str(caught.value) or not isinstance(error, OSError)
     assert path.read_text(encoding="utf-8") == "before"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_tensors_that_find_no_room_are_an_error_of_the_file(tmp_path: Path) -> None:
+    path, before = tmp_path / "θ", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"os error.*θ"):
+            write_tensors(path, {"θ": torch.eye(9)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_put_in_place_is_written_as_any_file(tmp_path: Path) -> None:

@@ -61,11 +61,9 @@ class Place(NamedTuple):
 
     def save(self, features: Features) -> None:
         """Write the file whole or not at all; where that cannot be done (a full disk) the run goes on without."""
-        from safetensors import SafetensorError
-
         try:
             write_tensors(self.path, features._asdict(), {"key": self.text})
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             logger.warning("features could not be kept in %s: %s", self.path.parent, error)
 
 
