@@ -16,8 +16,9 @@ from torchvision.datasets import CIFAR10
 from torchvision.datasets.utils import calculate_md5
 
 from immunize.data import images as sets
-from immunize.data.digits import Digits, FiveDigits, embedded_digits, held_out_mask
-from immunize.data.images.source import ImageSource, as_image_source
+from immunize.data.digits import DigitImages, Digits, FiveDigits, embedded_digits, held_out_mask
+from immunize.data.images.source import ImageSource, StoredSplits, as_image_source
+from immunize.data.images.stored import ArrayImages
 from immunize.data.mnist import Mnist
 from immunize.errors import DataError, MissingDataError
 from tests.commands import fresh
@@ -132,6 +133,13 @@ def test_published_sets_that_cannot_be_used_are_explained(tmp_path: Path) -> Non
     refused(r"val has no class folders; .* sort them into val/<wnid>", at("heap", sets.ImageNet))
     files.write_cifar_batches(tmp_path / "cifar")
     refused("not the published ones", at("cifar", sets.Cifar10))  # torchvision compares checksums, then unpickles
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], [0.0, 1.0], np.array([0, 1], dtype=np.uint8), [-1, 1], [0, 2]])
+def test_labels_of_a_source_of_ones_own_are_checked(labels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = ArrayImages(np.zeros((2, 8, 8), dtype=np.uint8), np.asarray(labels), ("a", "b"))
+    monkeypatch.setattr(DigitImages, "_read", lambda _: StoredSplits(images, images))
+    refused(r"digits \(harmful\): fit labels have to be whole numbers from 0 to 1, int64", DigitImages("harmful"))
 
 
 def test_settings_that_cannot_be_are_explained(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ class ImageSource(SourceBase):
 
         Raises:
             MissingDataError: as `require`.
-            DataError: no images, one class only, or more than 1 % of a split unreadable.
+            DataError: no images, labels that are none, one class only, or more than 1 % of a split unreadable.
         """
         return self._readable.with_transforms(transform_fit, transform_eval)
 
@@ -157,9 +157,15 @@ class ImageSource(SourceBase):
         self.require()
         layout, folder = self._found()
         splits = layout.read(folder)
+        classes = len(splits.fit.classes)
         for split, images in splits._asdict().items():
             if len(images) == 0:
                 raise DataError(f"{self.name} ({self.role}): {folder} has no {split} images; check how it was unpacked")
+            if (of := images.labels).dtype != np.int64 or not 0 <= of.min() <= of.max() < classes:
+                raise DataError(
+                    f"{self.name} ({self.role}): {split} labels have to be whole numbers from 0 to {classes - 1}, "
+                    f"int64, as there are {classes} classes; correct the source's layouts()"
+                )
         present = np.unique(splits.fit.labels)
         if len(present) < FEWEST_CLASSES:
             only = splits.fit.classes[int(present[0])]
