@@ -525,7 +525,17 @@ def test_numbers_of_numpy_are_numbers_and_a_weight_among_the_options_stays(netwo
     assert (found.steps, found.weights["ill"]) == (2, 1e-3)
 
 
-def test_a_term_without_a_weight_is_named(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ours, "terms", lambda self, step: {"harm": step.pretrain_loss()})
-    with pytest.raises(UserError, match=r"weights \['ill', 'task', 'well'\], and its terms are \['harm'\]"):
+@pytest.mark.parametrize(
+    ("terms", "says"),
+    [
+        (lambda loss: {"harm": loss}, r"weights \['ill', 'task', 'well'\], and its terms are \['harm'\]"),
+        (lambda loss: {"task": loss.expand(3)}, r"'task' has to be a scalar tensor, it is one of shape \(3,\)"),
+        (lambda loss: {"task": loss.item()}, r"'task' has to be a scalar tensor, it is float"),
+    ],
+)
+def test_a_term_without_a_weight_or_that_is_no_scalar_is_named(
+    network: Network, terms: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ours, "terms", lambda self, step: terms(step.pretrain_loss()))
+    with pytest.raises(UserError, match=says):
         immunized(network, method=Ours(1.0, 1.0, "none"))

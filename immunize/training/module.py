@@ -139,13 +139,17 @@ class ImmunizationModule(LightningModule):
         Raises:
             DivergedError: a term is not finite. `last_finite` then holds the parameters of the last step at which
                 all were.
-            UserError: a method without terms, or with one that its weights do not name.
+            UserError: a method without terms, or with one that is no scalar or that its weights do not name.
         """
         self._latest = self.step_of(batch)
         terms = self.objective.terms(self._latest)
         weights = self.objective.weights
         if not terms or not terms.keys() <= weights.keys():
             raise UserError(f"the method has the weights {sorted(weights)}, and its terms are {sorted(terms)}")
+        for name, term in terms.items():
+            if not isinstance(term, Tensor) or term.ndim:
+                found = f"one of shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
+                raise UserError(f"the method's term {name!r} has to be a scalar tensor, it is {found}")
         weighted = self._weighted(terms)
         loss = torch.stack([*weighted.values()]).sum()
         if not all_finite(loss):
