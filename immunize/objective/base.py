@@ -232,7 +232,7 @@ class Objective(nn.Module):
         return ()
 
     def solve(self, pretrain: Labelled, harmful: Labelled) -> tuple[Tensor, dict[str, Any]] | None:
-        """θ and facts about it, for a method that needs no training; None for every other.
+        """θ, (D, D) float64, and facts about it, for a method that needs no training; None for every other.
 
         Args:
             pretrain: D_P, rows (N_P, D) float64 of a linear model or θ_0's features of a network, and targets.

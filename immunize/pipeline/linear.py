@@ -183,12 +183,18 @@ def _solve(objective: Objective, pair: PairedData) -> tuple[Tensor, dict[str, An
     """θ (D, D) and facts about it from an objective that computes it; None from one that trains it.
 
     Raises:
-        UserError: the data do not allow it.
+        UserError: the data do not allow it, or what it computes is no map.
     """
     try:
-        return objective.solve(pair.fit["pretrain"], pair.fit["harmful"])
+        solved = objective.solve(pair.fit["pretrain"], pair.fit["harmful"])
     except ValueError as error:
         raise UserError(str(error)) from None
+    if solved is not None and (solved[0].shape != (pair.n_features,) * 2 or not bool(solved[0].isfinite().all())):
+        raise UserError(
+            f"{type(objective).__name__}.solve has to give a finite θ of {pair.n_features}×{pair.n_features}; "
+            f"it gives one of {'×'.join(map(str, solved[0].shape))}, or with NaN or infinite values"
+        )
+    return solved
 
 
 def _basis(columns: str, pair: PairedData, *, stopping: bool) -> Tensor | None:

@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from immunize.config import config_dir
 from immunize.data import ROLES
+from immunize.errors import UserError
 from immunize.features.linear import LinearExtractor
 from immunize.objective import LinearStep, Objective, Side, Step, new_head, task_loss
 from immunize.objective.base import Head, check_weight, ill_term, kappa_term
@@ -230,6 +231,13 @@ def test_closed_form_leaves_the_facts_of_its_map(options: dict[str, Any]) -> Non
         "kappa_gen": best.kappa_gen,
         "notes": list(best.notes),
     }
+
+
+@pytest.mark.parametrize("theta", [torch.ones(6), torch.ones(6, 1), torch.full((6, 6), nan)])
+def test_what_a_method_computes_has_to_be_a_map(theta: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClosedForm, "solve", lambda *_: (theta, {}))
+    with pytest.raises(UserError, match=r"ClosedForm.solve has to give a finite θ of 6×6"):
+        run_tiny(tmp_path, "method=closed_form")
 
 
 def test_the_edges_of_the_closed_forms_options() -> None:
