@@ -6,6 +6,7 @@ import inspect
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
@@ -164,7 +165,8 @@ def _check_numbers(target: str, arguments: Mapping[str, Any]) -> None:
     """Refuse what is no number where the annotation asks for one or a tuple of any length; others pass."""
     found = located(target)
     try:
-        hints = typing.get_type_hints(found.__init__ if inspect.isclass(found) else found)
+        own = inspect.isclass(found) and not is_dataclass(found)  # whose fields know their own modules' names
+        hints = typing.get_type_hints(found.__init__ if own else found)
     except (NameError, TypeError, AttributeError):
         return  # there are no annotations that can be read here
     for name, hint in hints.items():

@@ -23,6 +23,7 @@ from immunize.evaluation.attacks.least_squares import probed_head
 from immunize.evaluation.attacks.network import Inputs, Network
 from immunize.features.append import Released
 from immunize.features.deep import DeepExtractor
+from immunize.instantiate import build
 from tests.evaluation.attacks.making import Memory
 
 N, C = 120, 2
@@ -100,6 +101,19 @@ def test_attack_learns_what_the_features_lost_and_leaves_the_network_alone(name:
     assert best.test >= 0.85 > frozen_probe()
     assert released().key == before
     assert all(trace.spent.flops > 0 and trace.spent.samples > 0 for trace in outcome.traces)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own(FullFinetune):
+    """In a module that does not import the types of its fields."""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"), [("steps", "ten", "a whole"), ("learning_rates", 0.1, "a list, and")]
+)
+def test_numbers_of_an_attack_of_ones_own_are_checked_as_those_of_ours(name: str, value: Any, kind: str) -> None:
+    with pytest.raises(UserError, match=f"{name} has to be {kind}"):
+        build({"_target_": f"{__name__}.Own", **SMALL, "learning_rates": [0.1], name: value})
 
 
 def moved(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], set[str]]:
