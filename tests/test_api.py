@@ -414,6 +414,7 @@ WIDE = {"backbone": nn.Linear(20, 64), "head": nn.Linear(64, CLASSES)}
         ({"pretrain_loader": [(X, Y, Y)]}, r"pretrain_loader has to give \(inputs, labels\) .* it gives a tuple of 3$"),
         ({"pretrain_loader": 5}, "pretrain_loader has to give batches, such as a DataLoader, it is int"),
         ({"pretrain_loader": loader(1).dataset}, "put a DataLoader around the data set"),
+        ({"pretrain_loader": [(X[0], 1), (X[1], 0)]}, "put a DataLoader around the data set"),  # as torchvision's
         ({"pretrain_loader": [(torch.ones_like(X), Y)]}, "columns of D_P's features are constant"),
         ({"pretrain_loader": [(X[set_aside(X)], Y[set_aside(X)])]}, "no batch of D_P has two rows to train on"),
         ({"harmful_loader": [loader(2), loader(3)]}, r"harmful_loader holds several .*ConcatDataset"),

@@ -184,13 +184,13 @@ def batches(loader: Loader, role: str) -> Iterator[tuple[Tensor, Tensor]]:
                 f"{unlabelled if role == 'harmful' else ''}"
             )
         x, y = batch
-        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-            kinds = f"{type(x).__name__} and {type(y).__name__}"
-            raise UserError(f"{role}_loader: inputs and labels have to be tensors, they are {kinds}")
-        if y.ndim == 0:
+        if isinstance(y, int | str) or (isinstance(y, Tensor) and y.ndim == 0):
             raise UserError(
                 f"{role}_loader has to give batches, and not single images: put a DataLoader around the data set"
             )
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            kinds = f"{type(x).__name__} and {type(y).__name__}"
+            raise UserError(f"{role}_loader: inputs and labels have to be tensors, they are {kinds}")
         if len(x) != len(y):
             raise UserError(f"{role}_loader: a batch has {len(x)} inputs and {len(y)} labels")
         known += len(y)
