@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,11 @@ RULES: tuple[Rule, ...] = (
     ("seeds", lambda value: len(set(value)) == len(value), "different seeds"),
     ("validation_fraction", lambda value: 0 < value <= 0.9, "positive and at most 0.9"),
     ("test_fraction", lambda value: 0 < value <= 0.9, "positive and at most 0.9"),
+    (
+        "benign",
+        lambda value: all(isinstance(of, Mapping) for of in value.values()),
+        "data sets under their names, as conf/benign/cars.yaml has one",
+    ),
     ("benign_digits", lambda value: 0 <= value <= 8, "from 0 to 8"),
     ("images", lambda value: value is None or value >= 10, "10 or more, or null for all"),
     ("workers", lambda value: value >= 0, "0 or more"),

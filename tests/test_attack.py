@@ -223,6 +223,7 @@ def test_an_attacker_with_rows_of_its_own_has_none_that_the_immunization_saw(att
         ("run={run} tiers=[T4]", "no attack of tier T4"),
         ("run={run} attack=t4", "a linear model is none"),
         ("run={run} benign=[cifar10]", "benign_digits"),
+        ("run={run} +benign._target_=mine.Third", "benign has to be data sets under their names"),
         ("run={run} tasks=[other]", "no task 'other' here; there are harmful, pretrain"),
         ("run={run} tasks=[pretrain]", "has to name it"),
         ("run={run} seeds=[]", "at least one seed"),
