@@ -91,7 +91,8 @@ def logged_run(record: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     told = {sign: method.get(key, objective.get(key)) for sign, key in weights.items()} | {
         "η": objective.get("learning_rate")
     }
-    chosen = " ".join(f"{sign}={value:g}" for sign, value in told.items() if value is not None)
+    numbers = {sign: f"{value:g}" if isinstance(value, int | float) else value for sign, value in told.items()}
+    chosen = " ".join(f"{sign}={value}" for sign, value in numbers.items() if value is not None)
     words = (record["method"], record["model"], pair, chosen, f"seed={record['seed']}", record["config_hash"][:6])
     tags = (record["method"], record["model"], *names, *([experiment] if experiment else []))
     return {

@@ -180,6 +180,8 @@ def test_a_network_s_numbers_and_fine_tune_curves_have_names(finished_network: P
     assert run["name"].startswith("ours resnet_small digits against digits+digits")
     assert run["config"]["model"]["architecture"] == record["config"]["model"]["architecture"]
     assert "probe_steps" not in run["config"]  # of linear models: not in force
+    own = {**record, "config": {**record["config"], "method": {"lambda_ill": [1, 2]}}}  # of a method of one's own
+    assert " λ_H=[1, 2] η=0.003 " in logged_run(own, ["a", "b"])["name"]
     numbers, curves = flat_metrics(record), flat_curves(record)
     for kind, of in (("", "metrics"), ("groups/", "metrics_groups")):
         assert numbers[f"held_out/{kind}spectrum/rir"] == record[of]["held_out"]["spectrum"]["rir"]
