@@ -103,7 +103,7 @@ def _identity(record: Record) -> dict[str, Any]:
         "run": record.get("subject", record).get("run_config_hash", record.get("config_hash")),
         "experiment": experiment_of(record)[0],
         "pair": pair_label(record),
-        **{name: weights.get(name) for name in LAMBDAS},
+        **{name: weights.get(name, math.nan) for name in LAMBDAS},
     }
 
 

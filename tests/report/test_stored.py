@@ -89,9 +89,13 @@ def test_frame_has_every_number_of_the_records(base: Record, tmp_path: Path) -> 
     records[0] = diverged(records[0])
     records[1] = without_held_out(records[1])
     records[2]["metrics"]["fit"]["spectrum"]["kappa_harmful"] = None
+    for record in records:
+        record["config"]["method"].pop("lambda_well", None)
     write_results(records, tmp_path)
     found = immunize.report.frame(tmp_path)
     assert tuple(found.columns) == COLUMNS
+    assert found["lambda_well"].isna().all()
+    assert found["lambda_well"].dtype == float
     assert set(found.query("run == @records[0]['config_hash']")["status"]) == {"diverged"}
     places = found.set_index(["run", "kind", "part", "estimator", "quantity"])["value"].sort_index()
     for record in records[1:]:
