@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from immunize.features.deep import DeepExtractor
 from immunize.features.linear import RIDGE, preconditioned_features
 from immunize.objective import DeepSide, DeepStep, ranks, task_loss
 from immunize.objective.ill_only import IllOnly
@@ -21,17 +20,7 @@ from immunize.objective.opt_kappa import OptKappa
 from immunize.objective.ours import Ours
 from immunize.spectrum.condition import default_tolerance
 from tests import reference as ref
-from tests.objective.tiny import CLASSES, D, network
-
-HARMFUL_CLASSES = 4
-
-
-def make_step(n: int = 8, net: DeepExtractor | None = None) -> DeepStep:
-    net, sides = net or network(), []
-    for seed, classes in ((1, CLASSES), (2, HARMFUL_CLASSES)):
-        h = net.trunk(ref.gaussian(n, 6, seed=seed).to(net.dtype))
-        sides.append(DeepSide(h, torch.arange(n) % classes))
-    return DeepStep(net, sides[0], sides[1], task_loss("ce", 0.1))
+from tests.objective.tiny import CLASSES, D, N, network, step_of
 
 
 def features_by_hand(step: DeepStep, role: str) -> Tensor:
@@ -41,7 +30,7 @@ def features_by_hand(step: DeepStep, role: str) -> Tensor:
 
 
 def test_terms_are_those_of_the_features_by_hand() -> None:
-    step = make_step()
+    step = step_of(network())
     terms = {name: term.detach() for name, term in (Ours(1, 1, "none").terms(step) | OptKappa().terms(step)).items()}
     f_p, f_h = (features_by_hand(step, role).detach() for role in ("pretrain", "harmful"))
     h_p, h_h = f_p.T @ f_p, f_h.T @ f_h
@@ -58,10 +47,10 @@ def test_terms_are_those_of_the_features_by_hand() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_spectra_are_float64_and_outside_mixed_precision(dtype: torch.dtype) -> None:
-    net = network().to(dtype)
-    plain = make_step(net=net).spectral_view("harmful", "none").features
+    net, same = (network().to(dtype) for _ in range(2))
+    plain = step_of(same).spectral_view("harmful", "none").features
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = make_step(net=net)
+        mixed = step_of(net)
         features = mixed.spectral_view("harmful", "none").features
         ill = IllOnly(1).terms(mixed)["ill"]
         logits, loss = mixed.logits("harmful", mixed.omega), mixed.pretrain_loss()
@@ -78,7 +67,7 @@ def test_spectra_are_float64_and_outside_mixed_precision(dtype: torch.dtype) -> 
 @pytest.mark.parametrize("precondition", ["inverse_free", "dummy", "literal", "newton"])
 def test_what_needs_the_linear_models_gram_matrix_is_refused(precondition: str) -> None:
     with pytest.raises(ValueError, match="there are features, none"):
-        Ours(1, 1, precondition).terms(make_step())  # type: ignore[arg-type]
+        Ours(1, 1, precondition).terms(step_of(network()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "smoothing"), [("mse", 0.1), ("ce", 1.0), ("ce", -0.1), ("hinge", 0.0)])
@@ -100,7 +89,7 @@ def test_the_layer_of_c3_multiplies_by_the_inverse_on_the_feature_side(n: int, d
 
 @pytest.mark.parametrize(("value", "role"), [(math.nan, "pretrain"), (0.0, "harmful")])
 def test_features_without_a_spectrum_are_named(value: float, role: str) -> None:
-    step = make_step()
+    step = step_of(network())
     assert step.unusable() is None
     with torch.no_grad():
         for parameter in step.parameters().values():
@@ -114,7 +103,7 @@ def test_features_without_a_spectrum_are_named(value: float, role: str) -> None:
 
 def several() -> DeepStep:
     """The same network, with 16 samples of two harmful data sets: labels 0 and 1, and 2 to 4."""
-    step = make_step(16)
+    step = step_of(network(), rows=16)
     y = torch.tensor([0, 1] * 4 + [2, 3, 4, 2] * 2)
     return replace(step, harmful=DeepSide(step.harmful.h, y), harmful_classes=(2, 3))
 
@@ -131,7 +120,8 @@ def test_regularizers_of_several_sets_are_put_together() -> None:
 
 
 def test_labels_are_those_of_the_data_set_that_is_asked_for() -> None:
-    step = make_step()
+    step = step_of(network())
+    step = replace(step, harmful=replace(step.harmful, y=step.harmful.y.flip(0)))
     for role, side in (("pretrain", step.pretrain), ("harmful", step.harmful)):
         (features,), labels = step.labelled(role, [side.h])
         assert torch.equal(labels, side.y)
@@ -139,9 +129,9 @@ def test_labels_are_those_of_the_data_set_that_is_asked_for() -> None:
 
 
 def test_a_deep_step_has_the_batchs_tolerance_and_computes_features_of_theta_once() -> None:
-    step = make_step()
+    step = step_of(network())
     assert list(step.parameters()) == ["2.0.weight", "2.0.bias", "3.weight", "3.bias"]
-    assert step.tolerance("pretrain") == step.tolerance("harmful") == default_tolerance(8, D)
+    assert step.tolerance("pretrain") == step.tolerance("harmful") == default_tolerance(N, D)
     features = step.features("pretrain")
     assert step.features("pretrain") is features
     assert step.again().features("pretrain") is not features
@@ -173,7 +163,7 @@ def test_unusable_features_are_found_in_gathered_sets_too() -> None:
 
 
 def test_the_ridge_of_a_view_is_the_smallest_that_keeps_digits() -> None:
-    step = make_step()
+    step = step_of(network())
     view = step.spectral_view("pretrain", "features").features
     (slope,) = torch.autograd.grad(view.sum(), step.features("pretrain"))
     features = step.features("pretrain").detach()

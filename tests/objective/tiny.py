@@ -29,7 +29,7 @@ def step_of(net: DeepExtractor, *, classes: tuple[int, ...] = (), rows: int = N)
             if parameter.requires_grad:
                 parameter.add_(0.1 * ref.gaussian(*parameter.shape, seed=number))
     y = torch.arange(rows) % max(CLASSES, sum(classes))
-    sides = [DeepSide(net.trunk(ref.gaussian(rows, 6, seed=seed)), y) for seed in (1, 2)]
+    sides = [DeepSide(net.trunk(ref.gaussian(rows, 6, seed=seed).to(net.dtype)), y) for seed in (1, 2)]
     return DeepStep(net, sides[0], sides[1], task_loss("ce", 0.1), classes, theta_0=theta_0)
 
 
