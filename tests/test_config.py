@@ -43,7 +43,6 @@ SHIPPED_ROWS = {
 """Pairs whose hyper-parameters must not go missing; what is added needs no line here."""
 GIVEN = {"arrays": ("harmful.file=x.npz", "pretrain.file=y.npz")}
 """What a choice asks the user for, beside what is ??? in its YAML."""
-N_FEATURES = 6
 
 
 def choices(group: str) -> list[str]:
@@ -176,7 +175,7 @@ def test_choice_instantiates(group: str, choice: str) -> None:
     if group == "method":
         assert isinstance(made, Objective)
         assert node.name == choice
-        made.bind(N_FEATURES)
+        made.bind(6)
     else:
         assert made.role == group
 

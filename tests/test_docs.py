@@ -38,10 +38,8 @@ from tests.commands import DEEPER, ENVIRONMENT, ROOT, SHORTER, run
 from tests.composing import compose_config
 from tests.data.image_files import write_noisy_classes
 from tests.report.making import tables_of
-from tests.test_words import NAVIGATION, pages_in
+from tests.test_words import DOCS, NAVIGATION, README, pages_in
 
-DOCS = ROOT / "docs"
-README = ROOT / "README.md"
 PAGES = sorted(DOCS.rglob("*.md"))
 OWN_TEST = DOCS / "extending.md"
 TUTORIAL = ROOT / "examples" / "tutorial.py"

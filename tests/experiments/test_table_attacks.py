@@ -23,11 +23,9 @@ from immunize.records import ATTACK_RECORD
 from immunize.report.attacks.page import report_attacks
 from immunize.report.attacks.records import Attacks, load_attacks
 from tests.attacking import TINY_GRID
-from tests.commands import fresh
+from tests.commands import ROOT, fresh
 from tests.composing import run_tiny
 from tests.tampering import edit_json
-
-ROOT = Path(__file__).parents[2]
 
 WORKERS = """
 import os, signal

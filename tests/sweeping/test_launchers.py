@@ -22,9 +22,7 @@ from hydra_plugins import immunize_sweeps
 from immunize.processes import closing_pool
 from immunize.sweeping import launching
 from immunize.sweeping.job import Outcome
-from tests.commands import fresh
-
-ROOT = Path(__file__).parents[2]
+from tests.commands import ROOT, fresh
 
 
 def test_a_program_of_others_imports_hardly_anything() -> None:
