@@ -160,23 +160,17 @@ def test_bfloat16_is_measured(network: Network, caplog: pytest.LogCaptureFixture
     assert last(found).dtype == torch.bfloat16
 
 
-def test_lists_of_batches_with_labels_of_any_integer_type_are_loaders(network: Network) -> None:
+@pytest.mark.parametrize("method", ["censor", "imma"])
+def test_lists_of_batches_are_loaders(network: Network, method: str) -> None:
+    """With labels of any integer type, and also with a batch without rows, and with batches made in inference mode."""
     kinds = (torch.int64, torch.int32, torch.uint8)
     typed = [[[(x, y.to(kind)) for x, y in of] for of in loaders()] for kind in kinds]
-    first, *others = (last(immunized(network, *of, steps=6, method="censor")) for of in (loaders(), *typed))
-    assert all(torch.equal(first, other) for other in others)
-
-
-def test_a_batch_without_rows_is_passed_over(network: Network) -> None:
-    both = loaders()
-    assert immunized(network, *([(X[:0], Y[:0]), *of] for of in both)).accuracy == immunized(network, *both).accuracy
-
-
-def test_batches_may_come_from_inference_mode(network: Network) -> None:
+    longer = [[(X[:0], Y[:0]), *of] for of in loaders()]
     with torch.inference_mode():
         made = [list(of) for of in loaders()]
-    one, other = (last(immunized(network, *of, method="imma")) for of in (made, loaders()))
-    assert torch.equal(one, other)
+    both = (loaders(), *typed, longer, made)
+    first, *others = (last(immunized(network, *of, steps=6, method=method)) for of in both)
+    assert all(torch.equal(first, other) for other in others)
 
 
 def test_verdicts_are_told_and_a_harder_d_p_is_warned_of(network: Network, caplog: pytest.LogCaptureFixture) -> None:
