@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from immunize import evaluate, train
-from immunize.errors import DataError
 from immunize.records import read_record
 from immunize.report import show_record
 from immunize.report.card import card_of, card_text
@@ -132,9 +131,3 @@ def test_methods_take_several_sets(method: str, images: Path, tmp_path: Path) ->
     assert record["training"]["fit"]["steps"] == (0 if method in ("closed_form", "erase") else 2)
     if method == "erase":  # 5 and 2 classes as one data set
         assert record["training"]["fit"]["closed_form"]["available"] == 6
-
-
-def test_linear_models_take_tables(images: Path, tmp_path: Path) -> None:
-    linear = ("pretrain=digits5to9", "objective=linear_digits5to9", "logger=none")
-    with pytest.raises(DataError, match=r"digits\+imagefolder holds images"):
-        train.run(compose_config(*sets_of(images), *linear), tmp_path)
