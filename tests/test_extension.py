@@ -62,31 +62,25 @@ def test_an_installed_package_is_found_by_the_search_path(folder: Path, tmp_path
     assert json.loads((tmp_path / "out" / "record.json").read_text(encoding="utf-8"))["method"] == "log_kappa"
 
 
-@pytest.fixture(scope="module")
-def ran(folder: Path) -> Path:
-    """The same folder with what the commands leave there."""
-    again = [["immunize.verify", "run=outputs/waves"], ["immunize.train", "--config-dir", "mine/conf", "--help"]]
-    weights = [f"{name}=outputs/{of}/checkpoint.safetensors" for name, of in WEIGHTS.items()]
-    grid = ["attack=quick", "tiers=[T2]", "tasks=[harmful]", "seeds=[0]", "out=outputs/weights"]
-    again.append(["immunize.attack", "--config-dir", "mine/conf", *weights, "model=plain_net", "harmful=digits", *grid])
-    told = []
-    for module, *arguments in [*commands(), *again]:
-        done = run(module, *arguments, cwd=folder, environment=ENVIRONMENT | {"COLUMNS": "500"})
-        assert done.returncode == 0, f"{module}\n{done.stdout}\n{done.stderr}"
-        told.append(f"$ {module}\n{done.stdout}")
-    (folder / "stdout").write_text("".join(told), encoding="utf-8")
-    return folder
-
-
 def record(folder: Path, name: str) -> dict[str, Any]:
     found = json.loads((folder / "outputs" / name).read_text(encoding="utf-8"))
     assert found["status"] == "finished"
     return found
 
 
-def test_the_commands_of_the_page_do_what_it_says(ran: Path) -> None:
+def test_the_commands_of_the_page_do_what_it_says(folder: Path) -> None:
+    again = [["immunize.verify", "run=outputs/waves"], ["immunize.train", "--config-dir", "mine/conf", "--help"]]
+    weights = [f"{name}=outputs/{of}/checkpoint.safetensors" for name, of in WEIGHTS.items()]
+    grid = ["attack=quick", "tiers=[T2]", "tasks=[harmful]", "seeds=[0]", "out=outputs/weights"]
+    again.append(["immunize.attack", "--config-dir", "mine/conf", *weights, "model=plain_net", "harmful=digits", *grid])
+    told = ""
+    for module, *arguments in [*commands(), *again]:
+        done = run(module, *arguments, cwd=folder, environment=ENVIRONMENT | {"COLUMNS": "500"})
+        assert done.returncode == 0, f"{module}\n{done.stdout}\n{done.stderr}"
+        told += f"$ {module}\n{done.stdout}"
+
     # the method and the data set train
-    waves = record(ran, "waves/record.json")
+    waves = record(folder, "waves/record.json")
     assert (waves["method"], waves["pretrain"], waves["harmful"]) == ("log_kappa", "waves", "waves")
     coefficients = {role: waves["data"][role]["coefficient"] for role in ("pretrain", "harmful")}
     assert coefficients == {"pretrain": -0.5, "harmful": 0.9}
@@ -94,12 +88,12 @@ def test_the_commands_of_the_page_do_what_it_says(ran: Path) -> None:
     assert waves["command"].startswith("python -m immunize.train --config-dir mine/conf method=log_kappa")
 
     # the network is pretrained and immunized: training began with what pretrain wrote, and only the named parts moved
-    assert record(ran, "plain_net/record.json")["accuracy"] > 0
-    found = record(ran, "immunized_net/record.json")
+    assert record(folder, "plain_net/record.json")["accuracy"] > 0
+    found = record(folder, "immunized_net/record.json")
     assert found["model"] == "plain_net"
     assert found["network"]["trained"] == ["body.0.weight", "body.0.bias"]
     assert found["network"]["split"] == "at the first trained module"
-    networks = [ran / "outputs" / name for name in ("plain_net", "immunized_net")]
+    networks = [folder / "outputs" / name for name in ("plain_net", "immunized_net")]
     before, after = (load_file(network / "checkpoint.safetensors") for network in networks)
     moved = {name for name in before if (before[name] != after[name]).any()}
     assert moved == {"backbone.body.0.weight", "backbone.body.0.bias", "head.weight", "head.bias"}
@@ -108,15 +102,14 @@ def test_the_commands_of_the_page_do_what_it_says(ran: Path) -> None:
     assert not (networks[1] / "export").exists()
 
     # its weights are attacked without a run as well, by the number of D_P's classes
-    assert record(ran, "weights/attack_record.json")["subject"]["method"] == WEIGHTS["checkpoint"]
+    assert record(folder, "weights/attack_record.json")["subject"]["method"] == WEIGHTS["checkpoint"]
 
     # the attack runs in its tier
-    attack = record(ran, "waves/attack_record.json")["attacks"]["harmful"]["immunized"]["truncated"]
+    attack = record(folder, "waves/attack_record.json")["attacks"]["harmful"]["immunized"]["truncated"]
     assert (attack["tier"], attack["candidates"]) == ("T2", 4)
     assert attack["score"]["mean"] is not None
 
     # the record suffices to build them again, help lists them, and their test passes
-    told = (ran / "stdout").read_text(encoding="utf-8")
     assert "every number agrees" in told
     assert all(name in told.rpartition("$ immunize.train")[2] for name in ("log_kappa", "waves", "plain_net"))
     assert "1 passed" in told.rpartition("$ pytest")[2]

@@ -72,21 +72,14 @@ def test_package_comes_from_the_wheel(programs: Path, tmp_path: Path) -> None:
     assert version[0].isdigit()
 
 
-@pytest.fixture(scope="module")
-def trained(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run by `immunize-train`, called from the folder above."""
-    cwd = tmp_path_factory.mktemp("outside")
-    done = call(programs / "immunize-train", *SHORTER["immunize.train"], "hydra.run.dir=run", cwd=cwd)
-    assert Path(done.stdout.splitlines()[-1]) == cwd / "run" / "record.json"
-    return cwd / "run"
-
-
-def test_console_scripts_run(programs: Path, trained: Path) -> None:
-    record = json.loads((trained / "record.json").read_text())
+def test_console_scripts_run(programs: Path, tmp_path: Path) -> None:
+    done = call(programs / "immunize-train", *SHORTER["immunize.train"], "hydra.run.dir=run", cwd=tmp_path)
+    assert Path(done.stdout.splitlines()[-1]) == tmp_path / "run" / "record.json"
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["status"] == "finished"
     assert record["git_commit"] is None  # an installed copy is not in the checkout
-    shown = call(programs / "immunize-evaluate", "run=run", cwd=trained.parent).stdout
+    shown = call(programs / "immunize-evaluate", "run=run", cwd=tmp_path).stdout
     assert "every number agrees" in shown
-    page = trained.parent / call(programs / "immunize-report", "html", "run=run", cwd=trained.parent).stdout.strip()
-    assert page.is_relative_to(trained)
+    page = tmp_path / call(programs / "immunize-report", "html", "run=run", cwd=tmp_path).stdout.strip()
+    assert page.is_relative_to(tmp_path / "run")
     assert "</html>" in page.read_text(encoding="utf-8")
