@@ -31,16 +31,12 @@ def write_images(folder: Path) -> None:
     write_noisy_classes(folder, {"train": 40, "test": 20}, levels, np.random.default_rng(0), 8)
 
 
-def sets_of(images: Path) -> list[str]:
-    """`harmful=multi` in the place of `harmful=digits`."""
-    return ["harmful=multi", "harmful/sets=[digits,imagefolder]", f"harmful.sets.imagefolder.root={images}"]
-
-
 def run_on(images: Path, folder: Path, *others: str) -> dict[str, Any]:
     """The record of a tiny run against both sets."""
+    sets = ["harmful=multi", "harmful/sets=[digits,imagefolder]", f"harmful.sets.imagefolder.root={images}"]
     few = [line.replace("harmful.", "harmful.sets.digits.") for line in FEW_DIGITS]
     own = ["pretrain=digits", *few, "objective=resnet_small_digits", "objective.max_steps=4"]
-    return train.run(compose_config(*OF_OTHER_IMAGES, *sets_of(images), *own, *others), folder, quiet=True)
+    return train.run(compose_config(*OF_OTHER_IMAGES, *sets, *own, *others), folder, quiet=True)
 
 
 @pytest.fixture(scope="module")

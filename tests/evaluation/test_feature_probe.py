@@ -128,9 +128,6 @@ def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     _by_onednn.cache_clear()
 
 
-EPS = torch.finfo(torch.float32).eps
-
-
 @pytest.mark.parametrize("shape", [(300, 64, 2), (40, 130, 50), (1, 7, 3)])
 @pytest.mark.parametrize("turned", [False, True])
 def test_single_precision_differs_by_rounding_alone(maker: str, shape: tuple[int, int, int], turned: bool) -> None:
@@ -144,7 +141,7 @@ def test_single_precision_differs_by_rounding_alone(maker: str, shape: tuple[int
         found = products(rows, weight, bias)
         assert found.dtype == torch.float32
         assert not found.is_mkldnn
-        assert (found.double() - exact).abs().max() <= d * EPS * largest
+        assert (found.double() - exact).abs().max() <= d * torch.finfo(torch.float32).eps * largest
 
 
 @pytest.mark.usefixtures("maker")

@@ -21,7 +21,6 @@ from immunize.spectrum.condition import ESTIMATORS, Spectrum
 from tests import reference as ref
 
 D = 6
-TASKS = {"pretrain": "regression", "harmful": "regression"}
 STEPS_TO = (0.1, 0.01)
 
 
@@ -35,7 +34,7 @@ def pair(n: int = 40) -> Parts:
 
 
 def evaluate(theta: Tensor, parts: Parts | None = None, **options: Any) -> dict[str, Any]:
-    return evaluate_part(theta, parts or pair(), TASKS, probe_steps=50, **options)
+    return evaluate_part(theta, parts or pair(), dict.fromkeys(ROLES, "regression"), probe_steps=50, **options)
 
 
 @pytest.mark.parametrize("rho", [1e-2, 0.3])
@@ -134,7 +133,6 @@ def test_of_two_labels_a_probe_has_to_tell_them_apart_as_well_as_before() -> Non
 
 
 EYE = torch.eye(D, dtype=torch.float64)
-ONES = torch.ones(3, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +142,7 @@ ONES = torch.ones(3, dtype=torch.float64)
         (lambda: evaluate(torch.nan * EYE), "NaN or inf"),
         (lambda: evaluate(EYE.masked_fill(EYE == 1, torch.inf)), "NaN or inf"),  # of which no product is NaN
         (lambda: compress(torch.zeros(9, 4).double(), torch.ones(9).double()), "are all zero"),
-        (lambda: least_squares_targets(ONES, "ranking"), "task"),
+        (lambda: least_squares_targets(torch.ones(3).double(), "ranking"), "task"),
     ],
 )
 def test_what_has_no_spectrum_or_nothing_to_learn_is_refused(call: Callable[[], object], words: str) -> None:

@@ -18,14 +18,6 @@ from tests.reference import error, gradient
 REGULARIZERS = {"well": (r_well_of_features, ref.r_well_gradient), "ill": (r_ill_of_features, ref.r_ill_gradient)}
 
 
-def extractor(n_features: int, seed: int, ridge: float = 0.0) -> LinearExtractor:
-    """With a θ that is neither orthogonal nor symmetric."""
-    module = LinearExtractor(n_features, init="identity", ridge=ridge)
-    with torch.no_grad():
-        module.theta.copy_(ref.extractor(n_features, seed))
-    return module
-
-
 @pytest.mark.parametrize("d", [1, 79])
 def test_orthogonal_start_is_orthogonal_and_leaves_kappa_alone(d: int) -> None:
     module = LinearExtractor(d, init="orthogonal", generator=ref.generator(1))
@@ -66,7 +58,9 @@ def test_theta_is_one_square_float64_parameter_that_the_generator_decides(init: 
 @pytest.mark.parametrize("precondition", OF_LINEAR)
 def test_every_view_sends_its_named_gradient_to_theta(precondition: Precondition, name: str, ridge: float) -> None:
     function, slope = REGULARIZERS[name]
-    module = extractor(6, seed=14, ridge=ridge)
+    module = LinearExtractor(6, init="identity", ridge=ridge)
+    with torch.no_grad():
+        module.theta.copy_(ref.extractor(6, seed=14))  # neither orthogonal nor symmetric
     x, theta = ref.features_with_eigenvalues(torch.linspace(5, 1, 6), 20, 6, seed=15), module.theta.detach()
     view = module.spectral_view(x, precondition)
     assert torch.equal(view.features.detach(), x @ theta)
@@ -95,11 +89,6 @@ def some_loss(features: Tensor) -> Tensor:
     return (features.sin() * torch.arange(features.numel()).view_as(features)).sum()
 
 
-def feature_gradient(x: Tensor, theta: Tensor) -> Tensor:
-    """∂loss/∂F, (N, E)."""
-    return gradient(some_loss, x @ theta)
-
-
 def damped_inverse(x: Tensor, ridge: float) -> Tensor:
     """(XᵀX + εI)⁻¹, formed on the D×D side; the pseudo-inverse for few samples without ridge."""
     return torch.linalg.pinv(x.T @ x + ridge * torch.eye(x.shape[1], dtype=torch.float64), rtol=1e-10)
@@ -120,7 +109,7 @@ def test_output_side_is_figure_4_as_printed(n: int, ridge: float) -> None:
     x = ref.features_with_eigenvalues(torch.linspace(5, 1, min(n, 6)), n, 6, seed=7)
     theta = ref.extractor(6, seed=8)
     result = gradient(lambda t: some_loss(preconditioned_linear(x, t, ridge=ridge, side="output")), theta)
-    weight_gradient = ref.figure_4_weight_gradient(x, feature_gradient(x, theta), ridge)
+    weight_gradient = ref.figure_4_weight_gradient(x, gradient(some_loss, x @ theta), ridge)
     assert error(result, weight_gradient.T) < 1e-11
 
 

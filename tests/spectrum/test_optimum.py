@@ -16,8 +16,6 @@ from immunize.spectrum.pencil import GeneralizedSpectrum, generalized_spectrum
 from tests import reference as ref
 from tests.spectrum.making import diagonal
 
-TRIALS = 200
-
 
 def gram(sigma: Tensor, size: int, seed: int) -> Tensor:
     """A Gram matrix (size, size) with the given non-zero eigenvalues."""
@@ -59,7 +57,7 @@ def assert_spends(budget: float, s: GeneralizedSpectrum, k_p: Tensor, k_h: Tenso
 
 def test_no_theta_exceeds_kappa_gen_and_the_closed_form_attains_it() -> None:
     closest = 0.0
-    for seed in range(TRIALS):
+    for seed in range(200):
         source = ref.generator(seed)
         d = int(torch.randint(2, 31, (1,), generator=source))
         k_p, k_h = random_gram(d, 10 * seed + 1), random_gram(d, 10 * seed + 5)

@@ -31,10 +31,9 @@ from immunize.training.callbacks import GradientBalance
 from immunize.training.module import Batch
 
 N, D, CLASSES = 8, 12, 3
-PRECONDITIONED = "ours at features"
 METHODS = {
     "ours": lambda: Ours(1e-3, 1e2, "none"),
-    PRECONDITIONED: lambda: Ours(1e-3, 1e2, "features"),
+    "ours at features": lambda: Ours(1e-3, 1e2, "features"),
     "opt_kappa": OptKappa,
     "censor": lambda: Censor(depths=["2"], lambda_ill=1e-2),
     "censor after steps": lambda: Censor(attack_steps=2, attack_learning_rate=0.1, attack_batch_size=3),

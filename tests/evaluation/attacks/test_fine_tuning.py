@@ -27,9 +27,8 @@ from immunize.instantiate import build
 from tests.evaluation.attacks.making import Memory
 
 N, C = 120, 2
-SGD = functools.partial(torch.optim.SGD, momentum=0.9)
-SMALL: dict[str, Any] = {"tier": "T4", "optimizer": SGD, "learning_rates": (0.03, 0.3), "head_multiplier": 1.0}
-SMALL |= {"steps": 100, "batch_size": 16, "measured": 50}
+SMALL: dict[str, Any] = {"tier": "T4", "optimizer": functools.partial(torch.optim.SGD, momentum=0.9)}
+SMALL |= {"learning_rates": (0.03, 0.3), "head_multiplier": 1.0, "steps": 100, "batch_size": 16, "measured": 50}
 FROZEN = SMALL | {"learning_rates": (1e-9,), "head_multiplier": 1e8}
 """Rates so small that the head alone learns."""
 ATTACKS = {
