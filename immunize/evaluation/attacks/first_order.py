@@ -115,12 +115,16 @@ def check_training(optimizer: Optimizer, learning_rates: Sequence[float]) -> Non
     """Refuse before any training what would end it.
 
     Raises:
-        UserError: no learning rate, one that is not positive and finite, or an optimizer that refuses its settings.
+        UserError: no learning rate, one that is not positive and finite, or an optimizer that refuses its settings
+            or parameters in groups.
     """
     if not learning_rates or not all(0 < rate < math.inf for rate in learning_rates):
         raise UserError("the grid of learning rates has to hold at least one number, and positive finite ones")
-    try:  # an optimizer looks at its settings when it gets its parameters
-        optimizer([torch.nn.Parameter(torch.zeros(1))], lr=learning_rates[0])
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    for weight in weights:
+        weight.grad = torch.zeros(1)
+    try:  # an optimizer looks at its settings when it gets its parameters, and some at gradients, or for a closure
+        optimizer([{"params": [weight]} for weight in weights], lr=learning_rates[0]).step()
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise UserError(f"optimizer: {error}") from error
 

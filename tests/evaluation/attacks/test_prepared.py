@@ -164,7 +164,7 @@ SETTINGS: dict[type[Attack], tuple[dict[str, Any], list[dict[str, Any]]]] = {
     ImagesAlone: (INNER, [{"side": 0}]),
     GradientDescent: ({"step": "fixed"}, [{"tier": "T9"}, {"step": "newton"}, {"multipliers": ()}]),
     Ridge: ({"penalties": (0.1,)}, [{"penalties": (0.1, float("nan"))}]),
-    FirstOrder: (TRAINED, FIRST_ORDER),
+    FirstOrder: (TRAINED, [*FIRST_ORDER, {"optimizer": torch.optim.LBFGS}]),  # which takes no groups
     FullFinetune: (TRAINED, FINE_TUNING),
     LastBlock: (TRAINED, [{"tuning_steps": 0}, {"shift": 0.1}, {"flip": True}]),  # its trunk sees an image once
     Lora: (TRAINED | {"ranks": (1,)}, [{"ranks": ()}, {"ranks": (0,)}, {"batch_statistics": True}]),
