@@ -70,13 +70,13 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text in UTF-8, its line ends as they are, and return the path.
+    """Write a text in UTF-8, its line ends as they are, and return the path. Bytes of a name that are none become "?".
 
     Raises:
         OSError: it cannot be written there.
     """
     with whole(path) as partial:
-        partial.write_text(text, encoding="utf-8", newline="")
+        partial.write_text(text, encoding="utf-8", errors="replace", newline="")
     return path
 
 

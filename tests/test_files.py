@@ -78,8 +78,8 @@ def test_what_is_put_in_place_is_written_as_any_file(tmp_path: Path) -> None:
     """Readable to whom other files of the process are, and its line ends untouched."""
     plain = tmp_path / "plain"
     plain.touch()
-    path = write_text(tmp_path / "a.txt", "é\r\n\n")
-    assert path.read_bytes() == "é\r\n\n".encode()
+    path = write_text(tmp_path / "a.txt", "é\r\n\n\udcff")  # of a folder whose name is in no encoding
+    assert path.read_bytes() == "é\r\n\n?".encode()
     facts = {"key": '{"a": "é\n\\ \u0001/"}', "format": "pt", "b": "2"}
     tensors = {"β.fit": torch.arange(6.0).view(2, 3), "head": torch.eye(2, dtype=torch.float64)}
     weights = [tmp_path / str(number) for number in range(8)]
