@@ -223,8 +223,8 @@ def with_cause(error: BaseException) -> str:
         lines.append(str(cause))
         if isinstance(cause, AttributeError) and isinstance(cause.parent_node, DictConfig):
             above = str(cause.full_key).removesuffix(str(cause.key))
-            close = difflib.get_close_matches(str(cause.key), map(str, cause.parent_node))
-            lines += ["Did you mean " + " or ".join(f"{above}{name}" for name in close) + "?"] if close else []
+            if close := difflib.get_close_matches(str(cause.key), map(str, cause.parent_node)):
+                lines.append(f"Did you mean {' or '.join(above + name for name in close)}?")
     return "\n".join(filter(None, lines))
 
 
