@@ -17,7 +17,7 @@ from torchvision.datasets.utils import calculate_md5
 
 from immunize.data import images as sets
 from immunize.data.digits import DigitImages, Digits, FiveDigits, embedded_digits, held_out_mask
-from immunize.data.images.source import ImageSource, StoredSplits, as_image_source
+from immunize.data.images.source import ImageSource, Layout, StoredSplits, as_image_source
 from immunize.data.images.stored import ArrayImages
 from immunize.data.mnist import Mnist
 from immunize.errors import DataError, MissingDataError
@@ -140,6 +140,28 @@ def test_labels_of_a_source_of_ones_own_are_checked(labels: Any, monkeypatch: py
     images = ArrayImages(np.zeros((2, 8, 8), dtype=np.uint8), np.asarray(labels), ("a", "b"))
     monkeypatch.setattr(DigitImages, "_read", lambda _: StoredSplits(images, images))
     refused(r"digits \(harmful\): fit labels have to be whole numbers from 0 to 1, int64", DigitImages("harmful"))
+
+
+def test_images_in_memory_are_bytes_with_a_label_each() -> None:
+    for shape, kind, told in (
+        ((2, 8, 8), np.float64, r"uint8.*they are float64"),
+        ((2, 3, 8, 8), np.uint8, r"\(N, H, W, 3\); they are uint8, \(2, 3, 8, 8\)"),
+        ((3, 8, 8), np.uint8, "3 images and 2 labels"),
+    ):
+        with pytest.raises(DataError, match=told):
+            ArrayImages(np.zeros(shape, kind), np.array([0, 1]), ("a", "b"))
+
+
+def test_a_source_of_ones_own_without_a_usual_name_lies_in_the_data_folder_itself(tmp_path: Path) -> None:
+    images = ArrayImages(np.zeros((2, 8, 8), dtype=np.uint8), np.array([0, 1]), ("a", "b"))
+
+    class Own(ImageSource):
+        name = "own"
+
+        def layouts(self) -> list[Layout]:
+            return [Layout("memory", "nothing", lambda _: True, lambda _: StoredSplits(images, images))]
+
+    assert Own("harmful", tmp_path).counts()["images"] == {"fit": 2, "held_out": 2}
 
 
 def test_settings_that_cannot_be_are_explained(tmp_path: Path) -> None:

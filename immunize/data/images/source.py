@@ -225,7 +225,7 @@ class ImageSource(SourceBase):
         if self.root is not None:
             return [self.root, *(self.root / name for name in self.usual_names)]
         assert self.data_root is not None
-        return [self.data_root / name for name in self.usual_names]
+        return [self.data_root / name for name in self.usual_names or ("",)]
 
     def _search(self) -> tuple[Layout, Path] | None:
         every = ((layout, folder) for folder in self._candidates() for layout in self.layouts())

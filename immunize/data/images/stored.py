@@ -28,6 +28,8 @@ import numpy as np
 from PIL import Image as Pillow
 from PIL.Image import Image
 
+from immunize.errors import DataError
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SMALL_FILES = 64 * 2**20
@@ -128,11 +130,21 @@ class ArrayImages:
         pixels: (N, H, W) or (N, H, W, 3) uint8; gray levels become three equal channels.
         labels: (N,) int64.
         classes: C names.
+
+    Raises:
+        DataError: other pixels, such as floats from 0 to 1, which would all be black; or not a label for each.
     """
 
     pixels: Array
     labels: Array
     classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        shape, kind = self.pixels.shape, self.pixels.dtype
+        if kind != np.uint8 or not (len(shape) == 3 or (len(shape) == 4 and shape[3] == 3)):
+            raise DataError(f"pixels have to be uint8, 0 to 255, (N, H, W) or (N, H, W, 3); they are {kind}, {shape}")
+        if len(self.labels) != len(self):
+            raise DataError(f"there are {len(self):,} images and {len(self.labels):,} labels")
 
     def __len__(self) -> int:
         return len(self.pixels)
