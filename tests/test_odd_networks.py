@@ -15,8 +15,6 @@ from torch.nn import functional
 
 import immunize
 from immunize.errors import DivergedError, UserError
-from immunize.features.deep import DeepExtractor
-from immunize.features.watching import Traced
 from immunize.processes import signals_handled
 from tests.features.test_deep import Net
 from tests.test_api import CLASSES, D, immunized, layers, loader, one_by_one
@@ -100,6 +98,7 @@ def run(network: nn.Module, *both: Any, **options: Any) -> immunize.Immunized:
         (tied, numbers, "last"),
         (lambda: layers(lambda net, x: one_by_one(net, x.mul_(2).sub_(1))), numbers, "last"),  # writes into its inputs
         (keeping, numbers, "last"),
+        (lambda: chunked(32), numbers, "last"),
         (compiled_in_part, numbers, "last"),
         (lambda: torch.compile(layers(), backend="eager"), numbers, "last"),
         (lambda: embedded(1), lambda n: torch.randint(400, (n,)), "2"),  # one number a row
@@ -130,34 +129,10 @@ def test_features_that_depend_on_the_batch_are_those_of_the_same_batch(trainable
     assert found.ratios["spectrum"].ratio.rir == pytest.approx(1, rel=1e-4)
 
 
-def test_a_cut_network_refuses_what_its_second_part_would_not_know_of() -> None:
-    net = DeepExtractor.from_module(masked().eval(), nn.Linear(D, CLASSES), ["first"], example=tokens(8))
-    assert not net.split  # the mask is used behind
-    net = DeepExtractor.from_module(layers().eval(), nn.Linear(D, CLASSES), ["last"], example=numbers(8))
-    with pytest.raises(ValueError, match="inputs of one size"):
-        net(torch.randn(8, 2, 20))
-
-
-def test_what_is_made_of_a_tensor_is_known_however_it_is_used() -> None:
-    x, other, mask = torch.randn(5), torch.randn(5), torch.zeros(5, dtype=torch.bool)
-    with Traced(x) as traced:
-        mask[:].copy_(x > 0)  # by a view
-        part = other[: (x > 0).sum()]
-        alike = [other.type_as(x), other.expand_as(x), x.new_zeros(5), torch.zeros_like(x)]
-    assert all(made in traced for made in (x, mask, part))
-    assert not any(made in traced for made in (other, *alike))
-    for ask in (lambda: 0.0 in x, lambda: bool((x > 0).any()), x.tolist, lambda: f"{x[0]:.1f}"):
-        with Traced(x) as asked:
-            ask()
-        assert asked.told
-
-
 @pytest.mark.parametrize(
     ("network", "options", "says"),
     [
         (layers(torch.no_grad()(one_by_one)), {}, "no gradient reaches it"),
-        (chunked(32), {}, "in parts"),
-        (chunked(4), {}, "in parts"),
         (torch.jit.script(embedded(1)), {"trainable": ["2"]}, "TorchScript"),
     ],
 )

@@ -1,43 +1,38 @@
-"""Where the frozen part of a network ends: its forward pass cut in two at one tensor, for any torch module.
+"""Where the frozen part of a network ends: its forward pass cut in two at one tensor, for any network torch.fx follows.
 
-Nothing is known about the network but which modules it calls, and when: two forward passes, of one image and of two,
-tell that, and which sizes grow with N. The boundary is a module B that is called
-once, before or at the first use of a trainable parameter. Then
+torch.fx records the network's own code as a list of steps, in the order in which they are done. A module is one step,
+unless it holds both frozen and trained weights: then its code is followed, and that of everything within likewise. The
+boundary is the last step before the first use of a trained weight whose result h is all that later steps use of what
+came before; frozen weights aside. Then
 
-    trunk    is the network's own code, stopped when it calls B; h is what B was called with
-    tail     is the network's own code again, in which B gets h, and every module that has finished before B does no
-             work: it returns zeros of the right shape, which nobody may use
+    trunk    is the steps up to h, without autograd
+    tail     is the steps after h
 
-So no architecture has to be taken apart by hand, and no operation can be forgotten: what the tail computes, the network
-computes. Whether somebody uses the zeros after all (a residual connection around B, a skip connection) is not assumed
-but proved: autograd finds no path from them to the output, nor does a look at what every operation takes, which sees
-masks and comparisons too, but no size that hangs on values, nor into a scripted function. The deepest boundary that
-passes is taken.
+and what the tail computes, the network computes. That h is one tensor with a row for each image, by which other images
+do not count, is shown by computing; so is that both parts together are the network.
 
-Both parts share the network's modules. Only the containers on the way to a replaced module are copied, and those share
-their parameters and buffers, so a parameter or a device that changes in the network changes in both parts.
-
-Shapes: N images, h (N, ...), features (N, D).
+Shapes: N images; h (N, ...).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
-
-from immunize.features.watching import Call, NoBoundaryError, Seen, Sizes, Traced, watch
+from torch import Tensor, fx, nn
 
 SAME = 1e-5
 """Largest difference between the two parts and the whole, relative to the largest output. It is 0 but for modules that
-compute in another way without autograd, as torch's own transformer layers do."""
+keep something from one call to the next."""
 
 SAME_ROWS = 1e-4
 """The same for one row computed alone instead of in a batch: other batch sizes round differently."""
+
+
+class NoBoundaryError(ValueError):
+    """The network cannot be cut in two before its first trainable parameter; the message says why."""
 
 
 @contextlib.contextmanager
@@ -68,82 +63,52 @@ def takes_channels_last(network: nn.Module, images: Tensor) -> bool:
     try:
         with torch.no_grad(), channels_last(network):
             network(images)
-    except _Reached:
-        return True
     except RuntimeError:
         return False
     return True
+
+
+class Part(nn.Module):
+    """Some of a network's steps, from one tensor to another.
+
+    Args:
+        net: the network, whose modules and weights this one uses as they are.
+        graph: the steps.
+    """
+
+    def __init__(self, net: nn.Module, graph: fx.Graph) -> None:
+        super().__init__()
+        used = {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
+        called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+        self.net, self.graph = _with_only(net, used, called), graph
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the last step gives, of what enters the first."""
+        steps = fx.Interpreter(self.net, graph=self.graph)
+        steps.extra_traceback = False  # errors say what they say in the network itself
+        return steps.run(x)  # type: ignore[no-any-return]
 
 
 class Trunk(nn.Module):
     """The frozen beginning of a network, without autograd.
 
     Args:
-        net: the network, in which the boundary raises what it was called with.
+        part: its steps.
         example: (N, ...) images.
     """
 
-    def __init__(self, net: nn.Module, example: Tensor) -> None:
+    def __init__(self, part: Part, example: Tensor) -> None:
         super().__init__()
-        self.net, self._last, self._shape = net, takes_channels_last(net, example), example.shape[1:]
+        self.part, self._last = part, takes_channels_last(part, example)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Of images (N, ...), h (N, ...).
-
-        Raises:
-            ValueError: images of another shape than the example's, which the tail would not know of; or a network that
-                takes so many in parts.
-        """
-        if images.shape[1:] != self._shape:
-            raise ValueError(
-                f"it was cut in two for inputs {tuple(self._shape)}, and the code behind may ask for their size: give "
-                "inputs of one size: tokens padded to one length, images resized"
-            )
-        with torch.no_grad(), channels_last(self.net) if self._last else contextlib.nullcontext():
-            try:
-                self.net(images)
-            except _Reached as reached:
-                return _of_as_many(reached.h, images).contiguous()
-        raise RuntimeError("the network did not come to its boundary; does its forward depend on the input's values?")
+        """Of images (N, ...), h (N, ...)."""
+        with torch.no_grad(), channels_last(self.part) if self._last else contextlib.nullcontext():
+            h: Tensor = self.part(images)
+        return h.contiguous()
 
 
-class Tail(nn.Module):
-    """The rest of the network: from h to what the whole returns, in h's own dtype and on its device.
-
-    Args:
-        net: the network with a `_Resume` at the boundary and `_Silent` modules before it.
-        start: what those share.
-        image_shape: of one input of the whole network.
-        writes: whether the network writes into h; it is then copied first.
-    """
-
-    def __init__(self, net: nn.Module, start: _Start, image_shape: torch.Size) -> None:
-        super().__init__()
-        self.net = net
-        self.start = start
-        self.image_shape = image_shape
-        self.writes = False
-
-    def forward(self, h: Tensor) -> Tensor:
-        """Output of the whole network where its trunk gives h (N, ...); see there for errors."""
-        self.start.h = h.clone() if self.writes else h
-        try:
-            output: Tensor = self.net(self.start.zeros((len(h), *self.image_shape)))
-        finally:
-            self.start.h = None
-        return _of_as_many(output, h)
-
-
-def _of_as_many(found: Tensor, given: Tensor) -> Tensor:
-    if len(found) != len(given):
-        raise ValueError(
-            f"cut in two, it has {len(found)} rows for {len(given)}: does its forward take larger batches in parts? "
-            "Give smaller ones"
-        )
-    return found
-
-
-def split_network(net: nn.Module, trainable: Collection[nn.Parameter], example: Tensor) -> tuple[Trunk, Tail]:
+def split_network(net: nn.Module, trainable: Collection[nn.Parameter], example: Tensor) -> tuple[Trunk, Part]:
     """Cut a network in two before the first use of a trainable parameter.
 
     Args:
@@ -155,16 +120,160 @@ def split_network(net: nn.Module, trainable: Collection[nn.Parameter], example: 
         trunk and tail, `tail(trunk(x))` being `net(x)`.
 
     Raises:
-        NoBoundaryError: no module separates the two.
+        NoBoundaryError: no tensor separates the two, or torch.fx cannot follow the network's code.
     """
-    seen = watch(net, trainable, example[:2])
-    reason = ""
-    for call in reversed(seen.path):  # the deepest first: the most that need not be computed again
+    trained, reason = {id(parameter) for parameter in trainable}, ""
+    try:
+        nodes = list(_Tracer(trained).trace(nn.Sequential(net)).nodes)
+    except Exception as error:  # somebody else's code, on values that it did not expect
+        reason = f"torch.fx cannot follow its code: {error}"
+    _run(net, example[:2])
+    if reason:
+        raise NoBoundaryError(reason)
+    reason = "nothing comes before the first trainable parameter, or what does is used after it as well"
+    for at in _boundaries(net, nodes, trained):
         try:
-            return _cut(seen, call)
-        except NoBoundaryError as error:
+            return _cut(net, nodes, at, example[:2], list(trainable))
+        except Exception as error:  # as above: it may need more than one image
             reason = str(error)
+        finally:
+            _run(net, example[:2])
     raise NoBoundaryError(reason)
+
+
+def _run(net: nn.Module, images: Tensor) -> None:
+    """What modules keep of a forward pass is of images again, and can be copied."""
+    with torch.no_grad(), contextlib.suppress(Exception):
+        net(images.clone())
+
+
+class _Tracer(fx.Tracer):
+    """Follows the code of modules that hold frozen and trained weights, up to the first module that is all trained."""
+
+    def __init__(self, trained: set[int]) -> None:
+        super().__init__()
+        self._trained, self._begun = trained, False
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        held = [id(parameter) in self._trained for parameter in m.parameters()]
+        mixed = any(held) and not all(held)
+        leaf = not mixed or self._begun or super().is_leaf_module(m, module_qualified_name)
+        self._begun |= leaf and any(held)
+        return leaf
+
+
+def _boundaries(net: nn.Module, nodes: Sequence[fx.Node], trained: set[int]) -> Iterator[int]:
+    """Which of the steps may be the last of the trunk, the latest first: the most that need not be computed again."""
+
+    def trains(node: fx.Node) -> bool:
+        if node.op == "get_attr":
+            owner, _, name = _name(node).rpartition(".")
+            return id(getattr(net.get_submodule(owner), name)) in trained
+        return node.op == "call_module" and any(id(p) in trained for p in net.get_submodule(_name(node)).parameters())
+
+    first = next((at for at, node in enumerate(nodes) if trains(node)), 0)
+    for at in range(first - 1, 0, -1):
+        before = {node for node in nodes[:at] if node.op != "get_attr"}
+        if not any(before.intersection(node.all_input_nodes) for node in nodes[at + 1 :]):
+            yield at
+
+
+def _cut(
+    net: nn.Module, nodes: Sequence[fx.Node], at: int, images: Tensor, weights: Sequence[nn.Parameter]
+) -> tuple[Trunk, Part]:
+    """Both parts, shown to be right.
+
+    Raises:
+        NoBoundaryError: they are not.
+    """
+    step = nodes[at]
+    trunk, tail = Part(net, _graph(nodes[: at + 1])), Part(net, _graph(nodes[at + 1 :], step))
+    with torch.no_grad():
+        h, one = (trunk(images[:count].clone()) for count in (len(images), 1))
+        if not isinstance(h, Tensor) or (h.shape[:1], one.shape[:1]) != (images.shape[:1], (1,)):
+            raise NoBoundaryError(f"what {step.name} gives is no tensor with one row for each image")
+        if not close(one, h[:1], SAME_ROWS):
+            raise NoBoundaryError("an image's features depend on the other images in its batch")
+        kept = h.clone()
+        tail(h)
+    if not torch.equal(h, kept):
+        tail = Part(net, _graph(nodes[at + 1 :], step, writes=True))
+    with torch.no_grad():
+        trunk(images.flip(0))  # what modules keep of it
+    (found, of_tail), (whole, of_net) = (
+        _with_gradients(of, x, weights) for of, x in ((tail, kept), (net, images.clone()))
+    )
+    if not close(found, whole, SAME) or not close(of_tail, of_net, SAME_ROWS):
+        raise NoBoundaryError(f"the network gives something else when it goes on from {step.name}")
+    return Trunk(trunk, images).eval(), tail.eval()
+
+
+def _with_gradients(net: nn.Module, x: Tensor, weights: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:
+    """The output, and the gradient of its squares' sum by some weights, one after another."""
+    output: Tensor = net(x)
+    if not output.requires_grad:
+        return output, output.new_zeros(sum(weight.numel() for weight in weights))
+    found = torch.autograd.grad(output.square().sum(), weights, allow_unused=True, materialize_grads=True)
+    return output.detach(), torch.cat([gradient.flatten() for gradient in found])
+
+
+def _graph(nodes: Sequence[fx.Node], h: fx.Node | None = None, *, writes: bool = False) -> fx.Graph:
+    """The steps of a trunk, or of a tail that begins with what a step gives, of which it takes a copy if it writes."""
+    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    if h is not None:
+        made[h] = graph.placeholder("h")
+        if writes:
+            made[h] = graph.call_method("clone", (made[h],))
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in made:  # of a tail, a frozen weight that the trunk has asked for too
+            made[node] = graph.node_copy(node, copied)
+            if node.op in ("call_module", "get_attr"):
+                made[node].target = _name(node)
+        return made[node]
+
+    for node in nodes:
+        copied(node)
+    if h is None:
+        graph.output(made[nodes[-1]])
+    return graph
+
+
+def _name(node: fx.Node) -> str:
+    """Of the module or weight that a step uses, in the network, which was followed as the only part of another one."""
+    return str(node.target).removeprefix("0").removeprefix(".")
+
+
+def _with_only(module: nn.Module, used: Collection[str], called: Collection[str], name: str = "") -> nn.Module:
+    """A module without those within that are not used; weights, and what is called as a whole, are shared."""
+    if name in called:
+        return module
+    twin = copy.copy(module)
+    children = ((f"{name}.{key}".lstrip("."), key, child) for key, child in module._modules.items())
+    twin.__dict__["_modules"] = {
+        key: _with_only(child, used, called, path)
+        for path, key, child in children
+        if child is not None and any(_within(one, path) for one in used)
+    }
+    return twin
+
+
+def _within(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+def working_modules(tail: nn.Module) -> dict[str, nn.Module]:
+    """The modules that work in a tail, or in a network in one piece, by their names in the network.
+
+    Args:
+        tail: of :func:`split_network`, or the network itself.
+    """
+    named = dict((tail.net if isinstance(tail, Part) else tail).named_modules(remove_duplicate=False))
+    del named[""]
+    if not isinstance(tail, Part):
+        return named
+    called = {str(node.target) for node in tail.graph.nodes if node.op == "call_module"}
+    return {name: module for name, module in named.items() if any(_within(name, one) for one in called)}
 
 
 def replaced(module: nn.Module, swaps: dict[int, nn.Module], done: dict[int, nn.Module] | None = None) -> nn.Module:
@@ -188,201 +297,6 @@ def replaced(module: nn.Module, swaps: dict[int, nn.Module], done: dict[int, nn.
                 for name, child in module._modules.items()
             }
     return done[id(module)]
-
-
-def working_modules(tail: nn.Module) -> dict[str, nn.Module]:
-    """The modules that work in a tail, or in a network in one piece, by their names in the network.
-
-    Args:
-        tail: of :func:`split_network`, or the network itself.
-    """
-    found: dict[str, nn.Module] = {}
-
-    def walk(module: nn.Module, prefix: str) -> None:
-        for name, there in module._modules.items():
-            child = there.module if isinstance(there, _Resume) else there
-            if child is not None and not isinstance(child, _Silent):
-                found[f"{prefix}{name}"] = child
-                walk(child, f"{prefix}{name}.")
-
-    walk(tail.net if isinstance(tail, Tail) else tail, "")
-    return found
-
-
-# --- the two parts --------------------------------------------------------------------------------------------------
-
-
-class _Reached(Exception):  # noqa: N818 (not an error: how the trunk stops)
-    def __init__(self, h: Tensor) -> None:
-        self.h = h
-
-
-class _Other:
-    """A module that something else stands for: copies of that share it, as they do not use it but ask what it is."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __deepcopy__(self, memo: object) -> _Other:
-        return self
-
-
-class _StandIn(nn.Module):
-    """What stands where another module was, with its attributes: code around it may ask for a width or a dtype.
-
-    Args:
-        module: the other one.
-        start: of a tail, whose copies may be moved: weights are told as they are where the tail is.
-    """
-
-    def __init__(self, module: nn.Module, start: _Start | None = None) -> None:
-        super().__init__()
-        self._instead_of = _Other(module)  # whose parameters are none of this one's
-        self._start = start
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("__") or "_instead_of" not in self.__dict__:
-                raise
-        value = getattr(self._instead_of.module, name)
-        if self._start is None:
-            return value
-        if isinstance(value, nn.Module):
-            return _StandIn(value, self._start)
-        return self._start.moved(value) if isinstance(value, Tensor) else value
-
-
-class _Stop(_StandIn):
-    """At the boundary of a trunk."""
-
-    def forward(self, h: Tensor, *_: Any, **__: Any) -> Tensor:
-        raise _Reached(h)
-
-
-class _Start:
-    """What a tail starts from, while it runs; shared by the modules that stand in for others.
-
-    `zeros_used` is a list while the boundary is being proved: then the zeros take part in autograd.
-    """
-
-    def __init__(self) -> None:
-        self.h: Tensor | None = None
-        self.zeros_used: list[Tensor] | None = None
-        self.traced: Traced | None = None
-
-    def moved(self, weight: Tensor) -> Tensor:
-        """A frozen weight on h's device, in its dtype."""
-        here = weight.detach()
-        return here if self.h is None else here.to(self.h.device, self.h.dtype if here.is_floating_point() else None)
-
-    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """Zeros that take no memory, in h's dtype, or in `dtype` where that is no floating-point one."""
-        assert self.h is not None
-        floating = dtype is None or dtype.is_floating_point
-        zero = self.h.new_zeros((), dtype=None if floating else dtype)
-        if self.zeros_used is not None and floating:
-            self.zeros_used.append(zero.requires_grad_())
-        if self.traced is not None:
-            self.traced.add(zero)
-        return zero.expand(shape)
-
-
-class _Resume(nn.Module):
-    """At the boundary of a tail: the module itself, called with h whatever the code before has made."""
-
-    def __init__(self, module: nn.Module, start: _Start) -> None:
-        super().__init__()
-        self.module = module
-        self._start = start
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("__") or name == "module":
-                raise
-            return getattr(self.module, name)
-
-    def forward(self, _: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.module(self._start.h, *args, **kwargs)
-
-
-class _Silent(_StandIn):
-    """In a tail, in place of a module that has finished before the boundary; a size is fixed or so much times N."""
-
-    def __init__(self, module: nn.Module, start: _Start, sizes: Sizes, dtype: torch.dtype | None) -> None:
-        super().__init__(module, start)
-        self._sizes = sizes
-        self._of = dtype
-
-    def forward(self, *_: Any, **__: Any) -> Tensor:
-        assert self._start is not None
-        assert self._start.h is not None
-        n = len(self._start.h)
-        return self._start.zeros(tuple(size * n if batch else size for size, batch in self._sizes), self._of)
-
-
-def _cut(seen: Seen, boundary: Call) -> tuple[Trunk, Tail]:
-    """Both parts for one boundary, proved to be right.
-
-    Raises:
-        NoBoundaryError: they are not.
-    """
-    name = type(boundary.module).__name__
-    h = seen.inputs.get(boundary.index)
-    if h is None or len(h) != len(seen.images):
-        raise NoBoundaryError(f"{name} is not called with one row for each image")
-    start = _Start()
-    swaps = _silenced(seen, boundary, start)
-    if not swaps:
-        raise NoBoundaryError(f"nothing comes before {name}, where the first trainable parameter is")
-    swaps[id(boundary.module)] = _Resume(boundary.module, start)
-    kept = h.clone()
-    start.zeros_used, start.traced = [], Traced()
-    trained = Traced(*(weight for weight in seen.net.parameters() if weight.requires_grad))
-    try:
-        tail = Tail(replaced(seen.net, swaps), start, seen.images.shape[1:]).eval()
-        trunk = Trunk(replaced(seen.net, {id(boundary.module): _Stop(boundary.module)}), seen.images).eval()
-        with trained:
-            before = trunk(seen.images[:1])
-        with start.traced as from_images:
-            output = tail(h)
-        # By the weights too: a block that computes its activations again in its backward pass finds no h any more.
-        weights = [weight for weight in tail.parameters() if weight.requires_grad]
-        used = torch.autograd.grad(output.sum(), [*start.zeros_used, *weights], allow_unused=True)
-        used = used[: len(start.zeros_used)]
-        with torch.no_grad():
-            tail(h)  # what modules keep of a forward pass, such as maps of attention, can be copied again
-    except Exception as error:  # somebody else's code, on tensors that it did not expect
-        raise NoBoundaryError(f"the code around {name} does not run without what comes before: {error}") from error
-    finally:
-        start.zeros_used = start.traced = None
-    if before in trained:
-        raise NoBoundaryError(f"what {name} is called with depends on trainable parameters")
-    if any(gradient is not None for gradient in used) or output in from_images or from_images.told:
-        raise NoBoundaryError(f"something computed before {name} is used after it as well")
-    tail.writes = not torch.equal(h, kept)
-    if not close(output.detach(), seen.output, SAME):
-        raise NoBoundaryError(f"the network gives something else when it goes on from {name}")
-    if not close(before, kept[:1], SAME_ROWS):
-        raise NoBoundaryError("an image's features depend on the other images in its batch")
-    return trunk, tail
-
-
-def _silenced(seen: Seen, boundary: Call, start: _Start) -> dict[int, nn.Module]:
-    """A `_Silent` for each module that has done all its work before the boundary and is not within another one."""
-    swaps: dict[int, nn.Module] = {}
-    silent_until = 0
-    for call in seen.calls[1 : boundary.index]:
-        same = [other for other in seen.calls if other.module is call.module]
-        sizes = {seen.sizes[other.index] for other in same}
-        done = all(other.end <= boundary.index for other in same)
-        if call.index >= silent_until and done and len(sizes) == 1 and (size := sizes.pop()) is not None:
-            swaps[id(call.module)] = _Silent(call.module, start, size, call.dtype)
-            silent_until = call.end
-    return swaps
 
 
 def close(value: Tensor, expected: Tensor, tolerance: float) -> bool:

@@ -33,9 +33,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from immunize.errors import UserError
-from immunize.features.boundary import replaced, split_network, working_modules
+from immunize.features.boundary import NoBoundaryError, replaced, split_network, working_modules
 from immunize.features.extract import Once, device_of
-from immunize.features.watching import NoBoundaryError
 from immunize.features.weights import build_network, check_fit, classifier_name, pooled, stages_of, state_digest
 
 ADJUSTABLE = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
@@ -380,6 +379,7 @@ class DeepExtractor(nn.Module):
             "weights": state_digest(kept),
             "made_with": {key: str(value) for key, value in self.made_with.items()},
             "input": {key: str(value) for key, value in self.data_config.items()},
+            **({"after": str(self.tail.graph)} if layer == "trunk" and self.split else {}),
         }
 
 

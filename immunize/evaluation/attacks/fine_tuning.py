@@ -34,10 +34,9 @@ from immunize.evaluation.attacks.least_squares import Ridge, probed_head
 from immunize.evaluation.attacks.network import AT_ONCE, Inputs, Network, Numbers, flops_of
 from immunize.evaluation.attacks.protocol import Array, Attack, AttackData, Budget, Needs, Outcome, Rows, Task
 from immunize.evaluation.attacks.scoring import Meter
-from immunize.features.boundary import split_network
+from immunize.features.boundary import NoBoundaryError, split_network
 from immunize.features.deep import matching_parameters
 from immunize.features.lora import add_lora
-from immunize.features.watching import NoBoundaryError
 
 LOOKS = 4
 """A decade; two looks are a factor of 1.8 in steps apart."""
