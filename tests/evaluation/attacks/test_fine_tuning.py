@@ -149,7 +149,7 @@ def test_the_modules_that_move_may_be_named(monkeypatch: pytest.MonkeyPatch) -> 
     """The same part by name is the same attack to the digit; a deeper one moves more; what is not there is named."""
     attack = ATTACKS["last_block"]
     same, deeper, absent = (
-        dataclasses.replace(attack, modules=modules) for modules in (("last",), ("*",), ("layer4",))
+        dataclasses.replace(attack, modules=of) for of in (("last",), ("first.1.bias", "last"), ("layer4",))
     )
     assert scores(attack) == scores(same)
     monkeypatch.setitem(ATTACKS, "deeper", deeper)
@@ -158,6 +158,8 @@ def test_the_modules_that_move_may_be_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert any("last" in key for key in parameters)
     with pytest.raises(UserError, match="modules: 'layer4' matches nothing"):
         absent.run(task(), Budget(5), 0)
+    with pytest.raises(UserError, match="nothing comes before"):
+        dataclasses.replace(attack, modules=("*",)).run(task(), Budget(5), 0)
 
 
 def steps_of(attack: Any, steps: int = 40, flops: float = math.inf) -> list[int]:
