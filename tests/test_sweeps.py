@@ -290,8 +290,16 @@ def test_runs_of_other_settings_are_told_apart(sweep: Sweep, more: str) -> None:
     sweep("seed=0")
     assert sweep("seed=0", "rho=0.5", more)[0] == 0
     assert {record["config"]["rho"] for record in sweep.records() if record["config_hash"] in sweep.own()} == {0.5}
-    assert sweep("seed=0", "rho=0.2", "hydra/launcher=basic")[0] == 0  # which lists no runs
-    assert not Path("sweep/sweep.json").exists()
+    for lists_no_runs in ("hydra/launcher=basic", "hydra.sweep.subdir=mine"):
+        sweep("seed=0")
+        assert sweep("seed=0", "rho=0.2", lists_no_runs)[0] == 0
+        assert not Path("sweep/sweep.json").exists()
+
+
+def test_runs_that_a_sweeper_launches_in_batches_are_all_listed(sweep: Sweep) -> None:
+    sweep("seed=7")
+    assert sweep("seed=0,1,2", "hydra/sweeper=basic", "hydra.sweeper.max_batch_size=2")[0] == 0
+    assert sorted(sweep.own()) == sorted(run["config_hash"] for run in sweep.records() if run["seed"] < 7)
 
 
 def test_part_of_a_preset_adds_its_runs_to_the_list(sweep: Sweep) -> None:

@@ -100,7 +100,7 @@ class SerialLauncher(Launcher):
         self.ended: dict[Job, Outcome] = {}
         self.twins: dict[Job, Job] = {}
         self.errors: set[str] = set()
-        self._tell_its_own([digest for _, digest, _ in places.values()])
+        self._tell_its_own([digest for _, digest, _ in places.values()], goes_on=0 not in (job.number for job in jobs))
         try:
             for job, outcome in self.outcomes(self._undone(jobs, places)):
                 self._end(job, outcome)
@@ -144,15 +144,17 @@ class SerialLauncher(Launcher):
                     continue
             yield job
 
-    def _tell_its_own(self, hashes: Sequence[str]) -> None:
+    def _tell_its_own(self, hashes: Sequence[str], *, goes_on: bool) -> None:
         """Write `sweep.json` before the first run, for a sweep whose runs are found again by their hash.
 
-        A part of a preset (`experiment=table2 method=ours`) adds its runs to those that the file lists already.
+        A part of a preset (`experiment=table2 method=ours`) adds its runs to those that the file lists already, and so
+        does a sweeper that launches its runs in batches.
         """
-        if not hashes:
-            return
         folder = Path(str(self.config.hydra.sweep.dir))
-        before = ((read_object(folder / SWEEP) or {}).get("runs") or []) if self._is_part() else []
+        if not hashes:
+            (folder / SWEEP).unlink(missing_ok=True)  # it lists the runs of another sweep
+            return
+        before = ((read_object(folder / SWEEP) or {}).get("runs") or []) if goes_on or self._is_part() else []
         experiment = OmegaConf.to_container(self.config.experiment)
         write_record(folder, {"experiment": experiment, "runs": list(dict.fromkeys([*before, *hashes]))}, SWEEP)
 
