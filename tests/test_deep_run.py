@@ -91,7 +91,8 @@ def test_record_says_how_it_was_trained_and_the_checkpoint_holds_only_what_moved
     facts = record["training"]["fit"]
     assert facts["balance"]["weights"]["task"] == 1
     assert facts["resumed"] is None
-    assert len(groups_of([record, record | {"config": record["config"] | {"threads": 2}}])) == 1
+    other_threads = {"config": record["config"] | {"threads": 2}, "config_hash": "another"}
+    assert len(groups_of([record, record | other_threads])) == 1
     assert {path.name for path in folder.iterdir()} == {"record.json", CHECKPOINT, "metrics.csv"}
     start, trained = theta_0(), record["network"]["trained"]
     assert all(name.startswith("layer4") for name in trained)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from immunize.report.naming import data_name, pair_title, part_words, run_title
 from immunize.report.one_run import carried_over
-from immunize.report.runs import flat_settings, held_out_text, theta_0_of, verdict_counts
+from immunize.report.runs import EXPERIMENT_STATUSES, flat_settings, held_out_text, theta_0_of, verdict_counts
 from immunize.report.table import Table, markdown_of, summary_of, summary_text, to_print, to_read
 from immunize.report.writing import write_report
 
@@ -71,17 +71,25 @@ def groups_of(records: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         ValueError: a run is there twice.
     """
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    known: set[tuple[Any, ...]] = set()
     for record in records:
-        group = groups[_but_for_the_seed(record)]
-        if record in group:
-            raise ValueError(f"the run {run_title(record)} is there twice: a copy of its folder lies beside it")
-        group.append(record)
+        row = _but_for_the_seed(record)
+        run = row, record["seed"], record.get("config_hash"), theta_0_of(record)
+        if record["status"] in EXPERIMENT_STATUSES:  # an interrupted one may have been done again elsewhere
+            if run in known:
+                raise ValueError(
+                    f"the run {run_title(record)} is there twice: its folder was copied, or it was done again in "
+                    "another one; move one of the two away"
+                )
+            known.add(run)
+        groups[row].append(record)
     return [part for group in groups.values() for part in _of_one_theta_0_a_seed(group)]
 
 
 def _of_one_theta_0_a_seed(group: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """The group, or where runs of one seed began at several θ_0, one for each of these."""
-    if len({record["seed"] for record in group}) == len(group):
+    starts = {(record["seed"], theta_0_of(record)) for record in group}
+    if len({seed for seed, _ in starts}) == len(starts):
         return [group]
     parts: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
     for record in group:

@@ -71,8 +71,10 @@ def test_seeds_stand_together_where_each_has_its_own_theta_0_and_a_copy_is_no_se
     groups = groups_of(records)
     assert len(groups) == len({(record["model"], record["method"]) for record in records})
     assert all([record["seed"] for record in group] == [0, 1, 2] for group in groups)
-    with pytest.raises(ValueError, match="is there twice"):
-        groups_of([*records, records[3]])
+    for again in (records[3], records[3] | {"started": "later", "seconds": 0.0}):
+        with pytest.raises(ValueError, match="is there twice"):
+            groups_of([*records, again])
+        assert len(groups_of([*records, again | {"status": "interrupted"}])) == len(groups)
 
 
 def test_two_theta_0_of_one_seed_stand_apart() -> None:
