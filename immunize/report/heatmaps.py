@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ _PALE = 0.08
 """Share of the colour map that is left out on either side of its middle, so that no cell is of neither colour."""
 _DARK = 0.62
 """Share of the scale from which a cell is too dark for black print."""
+WIDEST = 40
+"""Characters of a setting's name in a line of a figure: names of several settings, or of files, are longer."""
 _LEAST = 3
 """Pairs below which a rank correlation says nothing."""
 
@@ -56,7 +59,7 @@ def heatmap(panels: Mapping[str, Mapping[str, float]], title: str, *, sides: tup
     for index, (axis, (name, found)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
         values = np.array([[found.get(f"{row}→{column}", math.nan) for column in names[1]] for row in names[0]])
         _draw(axis, values, names, scale)
-        axis.set_title(name, fontsize=11, parse_math=False)
+        axis.set_title(textwrap.fill(name, WIDEST), fontsize=11, parse_math=False)
         if index >= len(panels) - columns:
             axis.set_xlabel(sides[1])
         if index % columns == 0:

@@ -9,6 +9,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -17,10 +18,11 @@ from immunize.records import METRICS, SWEEP, read_record
 from immunize.report.attacks.one_run import verdict_sentence
 from immunize.report.card import card_of, card_text
 from immunize.report.curves import draw_norm_ratio
+from immunize.report.heatmaps import heatmap
 from immunize.report.html import write_run_page, write_sweep_page
 from immunize.report.html.page import Picture
 from immunize.report.html.run import read_log, run_page
-from immunize.report.html.sweep import settings_of, sweep_page
+from immunize.report.html.sweep import front, settings_of, sweep_page
 from immunize.report.naming import PARTS, part_words
 from immunize.report.summary import summary_tables
 from immunize.report.table import short, summary_text
@@ -260,6 +262,19 @@ def test_means_verdicts_and_front_of_every_setting(table1: list[Record]) -> None
     expected = {method: [*map(short, of), "yes" if best else ""] for method, of, best in rows}
     table = next(t for t in page.tables if t.caption == "Geometric means")
     assert {row[0]: row[1:] for row in table.rows} == expected
+
+
+def test_long_names_of_settings_stay_in_the_figure_and_apart() -> None:
+    names = [f"ours, lambda_ill=1e+10, harmful.file=mine/{'features_' * 9}{n}.npz" for n in "ab"]
+    ratios = {"ratio_harmful": [3.0, 2.5], "ratio_pretrain": [0.5, 0.9]}
+    numbers = pd.DataFrame({"model": "linear", "method": "ours", "setting": names, "pair": "0→1", **ratios})
+    maps = heatmap({name: {"0→1": 1.0, "1→0": -1.0} for name in names}, "log(RIR)", sides=("D_P", "D_H"))
+    for figure in (front("fit, spectrum", numbers)[0], maps):
+        figure.draw_without_rendering()
+        texts = [axis.title for axis in figure.axes[:2]] if figure is maps else figure.axes[0].texts
+        boxes = [text.get_window_extent() for text in texts]
+        assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+        assert not boxes[0].overlaps(boxes[1])
 
 
 def test_networks_have_fronts_of_their_own(base: Record) -> None:

@@ -6,6 +6,7 @@ All of it from one frame: a row a run, and place that it was measured at (part, 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from matplotlib.figure import Figure
 from immunize.errors import UserError
 from immunize.records import REPORT
 from immunize.report.curves import panels, style_of
-from immunize.report.heatmaps import heatmap
+from immunize.report.heatmaps import WIDEST, heatmap
 from immunize.report.html.page import page
 from immunize.report.loading import Record, count_missing, lacking_is_told, load_records, measured, verdict_on
 from immunize.report.naming import PARTS, RATIO_HEADS, RATIOS, in_order, pair_label, part_words
@@ -181,7 +182,8 @@ def front(view: str, numbers: pd.DataFrame) -> tuple[Figure, Table]:
         right, top = x**2 > np.prod(axis.get_xlim()), y**2 > np.prod(axis.get_ylim())  # of the frame
         place = {"xytext": (-6 if right else 6, -6 if top else 6), "va": "top" if top else "bottom"}
         place |= {"ha": "right" if right else "left", "textcoords": "offset points"}
-        axis.annotate("\n".join(of["setting"]), (x, y), fontsize=8, parse_math=False, **place)
+        names = "\n".join(textwrap.fill(name, WIDEST) for name in of["setting"])
+        axis.annotate(names, (x, y), fontsize=8, parse_math=False, **place)
     rows = [[p["setting"], short(p[i]), short(p[ii]), "yes" if p["on_front"] else ""] for _, p in points.iterrows()]
     return figure, Table("Geometric means", ("setting", RATIO_HEADS[i], RATIO_HEADS[ii], "on the front"), rows)
 
