@@ -25,7 +25,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 
 from experiments.reporting import digit_pairs, key_values
-from experiments.table_attacks.jobs import Job, jobs_of, say, unfinished, waves
+from experiments.table_attacks.jobs import Job, jobs_of, say, setting, unfinished, waves
 from experiments.table_attacks.scales import SCALES
 from immunize.cli import entry_point, explain_errors
 from immunize.config import config_dir, register
@@ -67,9 +67,9 @@ def run(arguments: Sequence[str]) -> Path:
         pairs=digit_pairs(given.get("pairs", scale.pairs)),
         grid=[
             *(given["grid"].split() if "grid" in given else scale.grid),
-            *([f"data_root={given['data_root']}"] if "data_root" in given else []),
-            f"cells={out / CELLS}",
-            f"features={out / FEATURES}",
+            *([setting("data_root", given["data_root"])] if "data_root" in given else []),
+            setting("cells", out / CELLS),
+            setting("features", out / FEATURES),
         ],
     )
     register()
@@ -118,7 +118,7 @@ def attack(job: Job, processes: int = 1) -> str | None:
 
     register()
     with initialize_config_dir(config_dir(), version_base="1.3"):
-        cfg = compose("attack", [*job.overrides, f"out={job.out}", f"jobs={processes}", "overwrite=true"])
+        cfg = compose("attack", [*job.overrides, setting("out", job.out), f"jobs={processes}", "overwrite=true"])
     try:
         entry.run(cfg)
     except UserError as error:

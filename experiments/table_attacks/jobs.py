@@ -83,7 +83,7 @@ def jobs_of(
                 continue
             run_folder = places[record["config_hash"]]
             label = f"{record['model']} {record['pretrain']} {record['harmful']} {pair_label(record)}"
-            overrides = (f"run='{run_folder}'", f"seeds=[{record['seed']}]", *grid)
+            overrides = (setting("run", run_folder), f"seeds=[{record['seed']}]", *grid)
             place = out / folder.name / record["config_hash"]
             jobs.append(Job(run_folder, place, run_title(record), (label, record["seed"]), overrides))
     if not jobs:
@@ -98,7 +98,7 @@ def unfinished(jobs: Iterable[Job]) -> Iterator[Job]:
     """Those that have no attack record yet, or one of other settings, older attacks or another θ."""
     with initialize_config_dir(config_dir(), version_base="1.3"):
         for job in jobs:
-            if not _is_done(job, compose("attack", [*job.overrides, f"out={job.out}"])):
+            if not _is_done(job, compose("attack", [*job.overrides, setting("out", job.out)])):
                 yield job
 
 
@@ -138,6 +138,11 @@ def _settings(config: dict[str, Any]) -> str:
 def _hash(path: Path) -> str | None:
     record = read_object(path)
     return None if record is None else record.get("config_hash")
+
+
+def setting(name: str, place: str | Path) -> str:
+    """An override that is a path, whatever is in its name."""
+    return "{}='{}'".format(name, str(place).replace("'", r"\'"))
 
 
 def say(text: str) -> None:

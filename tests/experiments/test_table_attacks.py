@@ -41,7 +41,7 @@ GRID = [*(word for word in TINY_GRID if not word.startswith("seeds=")), "tiers=[
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sweep")
+    folder = tmp_path_factory.mktemp("somebody's sweep")
     for name, method in (("one", "ours"), ("two", "none"), ("three", "well_only")):
         run_tiny(folder / name, f"method={method}", "seed=1")
     return folder
@@ -68,7 +68,7 @@ def arguments(sweep: Path, out: Path, *more: str, grid: Sequence[str] = GRID) ->
 
 
 def test_runs_share_what_no_method_changes(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(arguments(sweep, tmp_path / "out"))
+    out = run(arguments(sweep, tmp_path / "tables, old"))
     assert capsys.readouterr().out.splitlines()[-1] == str(out)
     records = load_attacks(out)
     assert [(r["method"], r["seed"], r["config"]["seeds"]) for r in records] == [("none", 1, [1]), ("ours", 1, [1])]
