@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,9 @@ _OF_NETWORKS = {"c of D_H ↓": _carried, "D_P, points ↑": _gained}
 
 _PLACES = ("experiment.", "logger.", "hydra.", "data_root")
 """Settings that say where things lie: never what a method is compared by."""
+_DIGESTS: dict[str, Callable[[dict[str, Any]], Any]] = {"θ_0": theta_0_of, "data": lambda record: record["data_hash"]}
+"""What groups may differ in beside their settings."""
+_DIGITS = 8
 _Place = tuple[int, float, str]
 
 
@@ -152,6 +155,14 @@ def named_groups(records: Iterable[dict[str, Any]]) -> list[tuple[str, list[_Pla
     groups = groups_of(records)
     flats = [{k: v for k, v in flat_settings(runs[0]).items() if not k.startswith(_PLACES)} for runs in groups]
     kinds = [(runs[0]["model"], runs[0]["method"]) for runs in groups]
+    alike: dict[str, list[tuple[dict[str, Any], dict[str, str]]]] = defaultdict(list)
+    for (record, *_), kind, flat in zip(groups, kinds, flats, strict=True):
+        alike[json.dumps([kind, pair_title(record), flat], sort_keys=True)].append((record, flat))
+    for same in alike.values():
+        for name, digest in _DIGESTS.items():
+            if len({digest(record) for record, _ in same}) > 1:
+                for record, flat in same:
+                    flat[name] = json.dumps(str(digest(record))[:_DIGITS])
     by_pair: dict[tuple[tuple[str, str], str], list[dict[str, str]]] = defaultdict(list)
     for runs, kind, flat in zip(groups, kinds, flats, strict=True):
         by_pair[kind, pair_title(runs[0])].append(flat)

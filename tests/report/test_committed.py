@@ -16,6 +16,7 @@ import pytest
 from experiments import summary
 from immunize.report import loading
 from immunize.report.experiments import Request, report_experiment
+from immunize.report.html.sweep import settings_of
 from immunize.report.summary import groups_of, write_summary
 from tests.report.making import EXPERIMENTS
 
@@ -79,8 +80,10 @@ def test_seeds_stand_together_where_each_has_its_own_theta_0_and_a_copy_is_no_se
 
 def test_two_theta_0_of_one_seed_stand_apart() -> None:
     record = loading.load_records(EXPERIMENTS / "table3_digits")[0]
+    start = record["network"]["theta_0_sha256"]
     other = record | {"network": record["network"] | {"theta_0_sha256": "0" * 64}}
     assert len(groups_of([record, other])) == 2
+    assert settings_of([record, other]).keys() == {f"{record['method']}, θ_0={of}" for of in ("0" * 8, start[:8])}
     assert len(groups_of([record, other | {"seed": record["seed"] + 1}])) == 1
 
 

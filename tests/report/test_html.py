@@ -315,6 +315,11 @@ def test_folders_of_images_are_data_sets_of_their_own(table2: list[Record]) -> N
         record |= {"pretrain": "imagefolder", "harmful": "imagefolder"}
         record["data"]["pretrain"]["folder"], record["data"]["harmful"]["folder"] = "mine", folder
     assert [of.title for of in summary_tables(table2)] == [f"imagefolder mine → imagefolder {of}" for of in "abcd"]
+    alike = [copy.deepcopy(record) for record in table2 if record["method"] == "ours"]
+    for record in alike:  # as harmful.root=one/bad,two/bad
+        record["data"]["harmful"]["folder"] = "bad"
+        record["data_hash"] = record["data_hash"].removeprefix("hash of ")
+    assert len(settings_of(alike)) == len(PAIRS)
     for record in table2:  # as one over harmful.sets.imagefolder.root=a,b,c,d
         record["data"]["harmful"]["sets"] = {
             "cars": {},
