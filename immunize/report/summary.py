@@ -194,4 +194,5 @@ def _plain(text: str | None) -> str:
     if text is None:
         return "none"
     value = json.loads(text)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    short = isinstance(value, float) and float(f"{value:g}") == value  # else six digits would not tell it from others
+    return f"{value:g}" if short else str(value)

@@ -331,21 +331,22 @@ def test_folders_of_images_are_data_sets_of_their_own(table2: list[Record]) -> N
 
 def test_settings_are_named_by_what_differs_and_ordered_by_it(base: Record) -> None:
     records = []
-    for weight in (1e16, 3.0, 1e5):
+    for weight in (1e16, 3.0, 1e5, 1234567.0, 1234568.0):
         for seed in (0, 1):
             record = record_of(base, "ours", seed, name="sweep")
             record["config"]["objective"]["lambda_ill"] = weight
             record["config"]["method"]["lambda_ill"] = weight  # a method repeats what its row has
             records.append(record)
     settings = settings_of(records)
-    assert list(settings) == ["ours, lambda_ill=3", "ours, lambda_ill=100000", "ours, lambda_ill=1e+16"]
+    weights = ("3", "100000", "1234567.0", "1234568.0", "1e+16")
+    assert list(settings) == [f"ours, lambda_ill={weight}" for weight in weights]
     assert all(len(runs) == 2 for runs in settings.values())
     for record in records:  # the data that are swept over are a setting too
         weight = record["config"]["objective"].pop("lambda_ill")
         del record["config"]["method"]["lambda_ill"]
         record["data_hash"] = f"hash of {weight}"
         record["config"] |= {role: record["config"][role] | {"angle": weight} for role in ("pretrain", "harmful")}
-    assert list(settings_of(records)) == [f"ours, harmful.angle={weight}" for weight in ("3", "100000", "1e+16")]
+    assert list(settings_of(records)) == [f"ours, harmful.angle={weight}" for weight in weights]
 
 
 def test_diverged_interrupted_and_missing_runs_are_counted(table1: list[Record], tmp_path: Path) -> None:
