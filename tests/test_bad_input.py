@@ -183,7 +183,7 @@ def test_finished_record_is_kept_unless_overwritten(refused: Refused, called: Ca
     assert "loading" not in message
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     (run / "export").mkdir()
-    made = [run / name for name in ("CARD.md", "card.json", "report.html", "export/model.safetensors")]
+    made = [run / name for name in ("CARD.md", "card.json", "report.html", "metrics.csv", "export/model.safetensors")]
     for path in made:
         path.write_text("of the run before")
     assert called(train.main, *words, "seed=5", "overwrite=true").code == 0

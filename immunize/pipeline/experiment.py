@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger
 
 from immunize.cli import teller
 from immunize.data import ROLES
@@ -31,6 +31,7 @@ from immunize.records import (
     CHECKPOINT,
     FIGURE,
     MADE_OF_A_RUN,
+    METRICS,
     RECORD,
     begun,
     leaves,
@@ -116,7 +117,8 @@ def save(record: dict[str, Any], folder: Path, loggers: list[Logger], step: int,
     drawn = folder / FIGURE
     drawn.unlink(missing_ok=True)
     if (folder / RECORD).is_file():  # of a run that this one overwrites
-        for made in MADE_OF_A_RUN:
+        logged = any(isinstance(logger, CSVLogger) for logger in loggers)  # which began its file anew
+        for made in MADE_OF_A_RUN if logged else (METRICS, *MADE_OF_A_RUN):
             with contextlib.suppress(OSError):  # none there, or none of ours
                 (folder / made).unlink()
     write_record(folder, record)
