@@ -64,9 +64,9 @@ def jobs_of(
         grid: overrides.
 
     Raises:
-        UserError: no run is left.
+        UserError: no run is left, a record cannot be read, or a run has left its numbers alone.
     """
-    from immunize.report.loading import load_records
+    from immunize.report.loading import lacking_is_told, load_records
     from immunize.report.naming import pair_label, run_title
 
     jobs, wanted = [], {"method": methods, "seed": seeds, "harmful": harmful, "model": models}
@@ -75,16 +75,21 @@ def jobs_of(
             say(f"{folder} is not there: its runs are left out")
             continue
         places = {_hash(path): path.parent for path in folder.rglob("record.json")}
-        for record in {record["config_hash"]: record for record in load_records(folder)}.values():
+        with lacking_is_told(f"a record below {folder}"):
+            records = {record["config_hash"]: record for record in load_records(folder)}
+        for digest, record in records.items():
             pair = record["config"]["harmful"].get("pair")
             if any(names is not None and record[of] not in names for of, names in wanted.items()):
                 continue
             if pair is not None and tuple(pair) not in pairs:
                 continue
-            run_folder = places[record["config_hash"]]
+            if (run_folder := places.get(digest)) is None:
+                raise UserError(
+                    f"{folder} has the results of {run_title(record)}, but not its folder with a checkpoint"
+                )
             label = f"{record['model']} {record['pretrain']} {record['harmful']} {pair_label(record)}"
             overrides = (setting("run", run_folder), f"seeds=[{record['seed']}]", *grid)
-            place = out / folder.name / record["config_hash"]
+            place = out / folder.name / digest
             jobs.append(Job(run_folder, place, run_title(record), (label, record["seed"]), overrides))
     if not jobs:
         raise UserError(

@@ -19,9 +19,10 @@ from experiments.table_attacks import __main__ as table_attacks
 from experiments.table_attacks.__main__ import CELLS, run
 from experiments.table_attacks.jobs import Job, waves
 from immunize.errors import UserError
-from immunize.records import ATTACK_RECORD
+from immunize.records import ATTACK_RECORD, RECORD
 from immunize.report.attacks.page import report_attacks
 from immunize.report.attacks.records import Attacks, load_attacks
+from immunize.report.loading import load_records, write_results
 from tests.attacking import TINY_GRID
 from tests.commands import ROOT, fresh
 from tests.composing import run_tiny
@@ -138,6 +139,15 @@ def test_the_first_of_every_pair_and_seed_goes_before_the_others() -> None:
 def test_bad_arguments_are_refused(sweep: Path, tmp_path: Path, more: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         run(arguments(sweep, tmp_path, more))
+
+
+def test_runs_that_left_their_numbers_alone_and_damaged_ones_are_told(sweep: Path, tmp_path: Path) -> None:
+    write_results(load_records(sweep), tmp_path)
+    with pytest.raises(UserError, match="but not its folder with a checkpoint"):
+        run(arguments(tmp_path, tmp_path / "out"))
+    (tmp_path / RECORD).write_text('{"status": ')
+    with pytest.raises(UserError, match="cut off or damaged"):
+        run(arguments(tmp_path, tmp_path / "out"))
 
 
 def test_a_run_that_cannot_be_attacked_is_named(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
