@@ -276,29 +276,6 @@ def working_modules(tail: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in named.items() if any(_within(name, one) for one in called)}
 
 
-def replaced(module: nn.Module, swaps: dict[int, nn.Module], done: dict[int, nn.Module] | None = None) -> nn.Module:
-    """The module with some of its submodules replaced; everything else is shared with the original.
-
-    Args:
-        module: is not changed.
-        swaps: replacements by `id` of what they replace.
-        done: what other modules were replaced by already, likewise.
-    """
-    done = {} if done is None else done
-    if id(module) in swaps:
-        return swaps[id(module)]
-    if id(module) not in done:
-        done[id(module)] = module
-        if any(id(inner) in swaps for inner in module.modules()):
-            twin = done[id(module)] = copy.copy(module)  # shares the dictionaries of parameters and buffers
-            # This one has to be its own; as an attribute a compiled module would set it on the module inside.
-            twin.__dict__["_modules"] = {
-                name: child if child is None else replaced(child, swaps, done)
-                for name, child in module._modules.items()
-            }
-    return done[id(module)]
-
-
 def close(value: Tensor, expected: Tensor, tolerance: float) -> bool:
     """Whether two outputs are the same but for a share of the largest; of what is not finite they are not."""
     scale = expected.abs().max()

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from immunize.errors import UserError
-from immunize.features.boundary import NoBoundaryError, replaced, split_network, working_modules
+from immunize.features.boundary import NoBoundaryError, split_network, working_modules
 from immunize.features.extract import Once, device_of
 from immunize.features.weights import build_network, check_fit, classifier_name, pooled, stages_of, state_digest
 
@@ -179,9 +179,9 @@ class DeepExtractor(nn.Module):
             seed=seed,
         )
         config = input_config(network, image_size, data or {})
-        head = network.get_submodule(classifier_name(network))
+        place = classifier_name(network)
+        head, body = network.get_submodule(place), _without(network, place)
         assert isinstance(head, nn.Linear)
-        body = replaced(network, {id(head): nn.Identity()})
         example = torch.rand(2, *config["input_size"], generator=torch.Generator().manual_seed(0))
         found = cls(network, body, head, trainable, name=architecture, example=example, data_config=config)
         found.made_with = dict(kwargs or {})
@@ -381,6 +381,14 @@ class DeepExtractor(nn.Module):
             "input": {key: str(value) for key, value in self.data_config.items()},
             **({"after": str(self.tail.graph)} if layer == "trunk" and self.split else {}),
         }
+
+
+def _without(network: nn.Module, place: str) -> nn.Module:
+    """The network with the identity in place of a module; everything else is shared with the original."""
+    name, _, rest = place.partition(".")
+    twin = copy.copy(network)  # shares the dictionaries of parameters and buffers
+    twin._modules = network._modules | {name: _without(network.get_submodule(name), rest) if rest else nn.Identity()}
+    return twin
 
 
 EVERYTHING = ["*"]
